@@ -1,0 +1,57 @@
+package kern
+
+import "reprise/ir/dtype"
+
+// Axis is one loop of a contraction with its element strides in the operands
+// and the result; 0 where the operand does not vary along it.
+type Axis struct {
+	Size                      int64
+	StrideA, StrideB, StrideC int64
+}
+
+// Contract is a contraction C[batch…, m, n] = Σ_k A[batch…, m, k]·B[batch…, k, n].
+// Per element one chain of fma in increasing k starting at +0, K axes being
+// nested in their order, the last fastest. bf16 by bf16 uses pairs (docs/numerics.md).
+// Axes are already merged where strides allow; what remains beyond one M and one N
+// axis stands in Batch.
+type Contract struct {
+	Name          string
+	A, B          dtype.Type // operand element types
+	Acc           dtype.Type // accumulator: f32 for f16, bf16, f32; f64 for f64
+	Out           dtype.Type // element type of C when Epilogue is nil
+	Batch         []Axis
+	M, N          Axis
+	K             []Axis
+	LenA, LenB    int64 // elements of the operand buffers
+	LenC          int64
+	Epilogue      *Epilogue
+	Params        []Param // extra parameters that the epilogue reads and writes, after A, B (and C when Epilogue is nil)
+	EpilogueFlops int64
+}
+
+// Epilogue is run for every element of C once its chain is complete, a row (fixed
+// batch and m) at a time in blocks of n that start at multiples of Lanes. Kernel
+// parameters of its expressions count from 0 in Contract.Params.
+type Epilogue struct {
+	Batch *Var // i64, flat batch index, the last batch axis fastest
+	M     *Var // i64
+	N     *Var // i64, the strip's variable
+	Acc   *Var // Contract.Acc, the finished chain of this lane
+	Body  []Stmt
+}
+
+// Attention is scaled dot-product attention over q [B,Tq,H,D], k and v [B,Tk,Hk,D]
+// (H a multiple of Hk: grouped queries), result [B,Tq,H,D]; f32. The order of
+// arithmetic is that of the op attention in docs/numerics.md. Backward selects
+// the gradient kernel set.
+type Attention struct {
+	Name         string
+	Batch, Heads int64
+	KVHeads      int64
+	Tq, Tk, Dim  int64
+	Causal       bool // key j is seen by query i where j ≤ i + (Tk − Tq)
+	Scale        float32
+	Dropout      float32 // drop probability; 0: none, and no key operand
+	RNG          uint32  // op id for the mask
+	Backward     bool
+}
