@@ -1,0 +1,5 @@
+package ops
+
+import "reprise/ir"
+
+func attentionOps() []*ir.OpDef { return nil }

@@ -1,0 +1,5 @@
+package ops
+
+import "reprise/ir"
+
+func contractOps() []*ir.OpDef { return nil }

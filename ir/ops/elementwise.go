@@ -1,0 +1,5 @@
+package ops
+
+import "reprise/ir"
+
+func elementwiseOps() []*ir.OpDef { return nil }

@@ -1,0 +1,5 @@
+package ops
+
+import "reprise/ir"
+
+func nnOps() []*ir.OpDef { return nil }

@@ -1,0 +1,5 @@
+package ops
+
+import "reprise/ir"
+
+func optimOps() []*ir.OpDef { return nil }

@@ -1,0 +1,5 @@
+package ops
+
+import "reprise/ir"
+
+func shapeOps() []*ir.OpDef { return nil }
