@@ -6,6 +6,7 @@ package ir
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"reprise/ir/dtype"
@@ -381,10 +382,14 @@ func (f *Func) newValue(name string, t Type) *Value {
 	v := &Value{ID: f.numValues, Name: name, Type: t}
 	f.numValues++
 	if name == "" {
-		v.Name = fmt.Sprint(v.ID)
+		v.Name = autoName(v.ID)
 	}
 	return v
 }
+
+// autoName is the name of a value that was given none. Names of digits alone are
+// reserved for it, so it never meets a given one.
+func autoName(id int) string { return strconv.Itoa(id) }
 
 // NewRegion makes a block for a region of an op of f.
 func (f *Func) NewRegion() *Block { return &Block{Func: f} }
@@ -429,11 +434,11 @@ func (f *Func) Renumber() {
 	f.numOps, f.numValues = 0, 0
 	var block func(b *Block)
 	value := func(v *Value) {
-		auto := v.Name == fmt.Sprint(v.ID)
+		auto := v.Name == autoName(v.ID)
 		v.ID = f.numValues
 		f.numValues++
 		if auto {
-			v.Name = fmt.Sprint(v.ID)
+			v.Name = autoName(v.ID)
 		}
 	}
 	block = func(b *Block) {

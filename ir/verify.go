@@ -1,0 +1,183 @@
+package ir
+
+import (
+	"fmt"
+	"slices"
+
+	"reprise/internal/diag"
+)
+
+// Verify checks a module whole: structure, names, types and constraints of every op,
+// visibility (regions see only their own parameters), clones and random op ids. It is
+// run after parsing and after every pass. The error names function, layer and op; its
+// message ends in the label of the broken rule:
+//
+//	V1 a value is defined once, before its uses, in the block that uses it
+//	V2 names are unique in a function, and not empty
+//	V3 every op has a layer path
+//	V4 result types are those that the op's row infers; operands, attributes and
+//	   regions are as the row says, its constraints hold
+//	V5 results of a function have distinct names; a new value of a state parameter has its type
+//	V6 a clone has the op, the attributes and the result types of its original, which stands before it in
+//	   the same block and is no clone itself; an op with an effect has no clone
+//	V7 no two originals share a random op id, unless the later is a derivative
+func Verify(m *Module) error {
+	seen := map[string]bool{}
+	rng := map[int64]*Op{}
+	for _, f := range m.Funcs {
+		if f.Name == "" || seen[f.Name] {
+			return diag.Errorf("verify", "function name %q is empty or taken (V2)", f.Name)
+		}
+		seen[f.Name] = true
+		v := &verifier{f: f, names: map[string]bool{}, rng: rng}
+		if err := v.run(); err != nil {
+			e := *diag.As(err)
+			e.Message = "@" + f.Name + ": " + e.Message
+			return &e
+		}
+	}
+	return nil
+}
+
+type verifier struct {
+	f     *Func
+	names map[string]bool
+	rng   map[int64]*Op
+	// done[op] is op's position + 1 once visited.
+	done map[*Op]int
+}
+
+func (v *verifier) run() error {
+	f := v.f
+	v.done = map[*Op]int{}
+	if len(f.Results) != len(f.Body.Results) {
+		return diag.Errorf("verify", "%d result names for %d results (V5)", len(f.Results), len(f.Body.Results))
+	}
+	for i, n := range f.Results {
+		if n == "" || slices.Contains(f.Results[:i], n) {
+			return diag.Errorf("verify", "result name %q is empty or taken (V5)", n)
+		}
+		if p := f.Param(n); p != nil && p.IsState() && !p.Type.Equal(f.Body.Results[i].Type) {
+			return diag.Errorf("verify", "new value of %s %q is %s, not %s (V5)", p.Role(), n, f.Body.Results[i].Type, p.Type)
+		}
+	}
+	return v.block(f.Body)
+}
+
+func opError(op *Op, format string, args ...any) error {
+	return &diag.Error{Code: "verify", Message: fmt.Sprintf(format, args...), Layer: op.Loc.Layer, Op: op.Name(), File: op.Loc.File, Line: op.Loc.Line}
+}
+
+func (v *verifier) block(b *Block) error {
+	defined := make(map[*Value]bool, len(b.Ops)+len(b.Params))
+	define := func(x *Value) string {
+		switch {
+		case x.Block != b || x.Block.Func != v.f:
+			return "belongs to another block (V1)"
+		case x.Name == "" || v.names[x.Name]:
+			return "has an empty name, or one that is taken (V2)"
+		case x.ID < 0 || x.ID >= v.f.numValues:
+			return "has an id out of range (V1)"
+		}
+		v.names[x.Name], defined[x] = true, true
+		return ""
+	}
+	for _, p := range b.Params {
+		if msg := define(p); msg != "" {
+			return diag.Errorf("verify", "parameter %%%s %s", p.Name, msg)
+		}
+	}
+	for i, op := range b.Ops {
+		if op.Loc.Layer == "" {
+			return opError(op, "no layer path (V3)")
+		}
+		if op.Block != b {
+			return opError(op, "belongs to another block (V1)")
+		}
+		for _, x := range op.Operands {
+			if !defined[x] {
+				return opError(op, "%%%s is used before it is defined, or from another block (V1)", x.Name)
+			}
+		}
+		for _, r := range op.Regions {
+			if r.Owner != op {
+				return opError(op, "region belongs to another op (V1)")
+			}
+			if err := v.block(r); err != nil {
+				return err
+			}
+		}
+		types, err := op.Def.check(op)
+		if err != nil {
+			e := *diag.As(err)
+			e.Message += " (V4)"
+			return &e
+		}
+		if len(types) != len(op.Results) {
+			return opError(op, "%d results, want %d (V4)", len(op.Results), len(types))
+		}
+		for j, r := range op.Results {
+			if r.Op != op || r.Index != j {
+				return opError(op, "result %%%s belongs to another op (V1)", r.Name)
+			}
+			if !r.Type.Equal(types[j]) {
+				return opError(op, "result %%%s is %s, want %s (V4)", r.Name, r.Type, types[j])
+			}
+			if msg := define(r); msg != "" {
+				return opError(op, "result %%%s %s", r.Name, msg)
+			}
+		}
+		if err := v.identity(op); err != nil {
+			return err
+		}
+		v.done[op] = i + 1
+	}
+	for _, x := range b.Results {
+		if !defined[x] {
+			if b.Owner != nil {
+				return opError(b.Owner, "a region yields %%%s, which it does not define (V1)", x.Name)
+			}
+			return diag.Errorf("verify", "returns %%%s, which is not defined (V1)", x.Name)
+		}
+	}
+	return nil
+}
+
+// identity checks V6 and V7.
+func (v *verifier) identity(op *Op) error {
+	o := op.Remat
+	if o != nil {
+		switch {
+		case v.done[o] == 0 || o.Block != op.Block || o.Remat != nil:
+			return opError(op, "clone of an op that does not stand before it as an original (V6)")
+		case o.Def.Name != op.Def.Name || attrsText(o.Attrs) != attrsText(op.Attrs) || len(o.Results) != len(op.Results):
+			return opError(op, "clone of %s %s differs from it: %s (V6)", o.Name(), attrsText(o.Attrs), attrsText(op.Attrs))
+		case op.Effect() != EffectNone:
+			return opError(op, "clone of an op with effect %s (V6)", op.Effect())
+		}
+		for i, r := range op.Results {
+			if !r.Type.Equal(o.Results[i].Type) {
+				return opError(op, "clone gives %s, its original %s (V6)", r.Type, o.Results[i].Type)
+			}
+		}
+		return nil
+	}
+	id := op.Attrs.Int("rng")
+	if id == 0 || slices.Contains(op.Loc.Prov, "vjp") || insideClone(op) {
+		return nil
+	}
+	if first := v.rng[id]; first != nil {
+		return opError(op, "random op id %d is already that of %s in layer %s (V7)", id, first.Name(), first.Loc.Layer)
+	}
+	v.rng[id] = op
+	return nil
+}
+
+func insideClone(op *Op) bool {
+	for b := op.Block; b.Owner != nil; b = b.Owner.Block {
+		if b.Owner.Remat != nil {
+			return true
+		}
+	}
+	return false
+}
