@@ -1,0 +1,454 @@
+package planner
+
+// model is the problem as the solvers see it. Values have become buffers
+// (memory that one op instance allocates), and everything that Check treats
+// specially has become one of few things:
+//
+//   - a view that costs nothing is no node; its readers read what it views,
+//     and emit puts it back where it is needed;
+//   - resident memory is a constant; an op that overwrites it (or any other
+//     storage) is a node that all instances of the other readers must precede;
+//   - effects that must stay in order are control edges.
+//
+// A sequence of nodes that satisfies the model's rules becomes, through emit,
+// an order that Check accepts with the same peak, and with the same cost.
+type model struct {
+	p  *Problem
+	al *aliases
+
+	n    int
+	op   []int   // by node: op
+	cost []int64 // by node
+	bias []int64 // by node: cost as the search weighs it (policies)
+	work []int64 // by node: workspace bytes
+	once []bool  // by node: may have one instance only
+
+	ins  [][]int32 // by node: buffers read, without repeats
+	outs [][]int32 // by node: buffers allocated
+	pair [][]reuse // by node: optional in-place reuse, in order of preference
+
+	ctrl  [][]int32 // by node: nodes that must have run before (their only instance)
+	ctrlr [][]int32 // the reverse
+	until [][]int32 // by node: overwriters that must come after every instance
+	since [][]int32 // by overwriter: nodes that must come before it, the reverse of until
+
+	size  []int64   // by buffer
+	prod  []int32   // by buffer: node
+	final []bool    // by buffer: lives to the end
+	users [][]int32 // by buffer: nodes that read it
+
+	order    []int32 // the given order, as nodes
+	resident int64   // bytes of resident storages
+	base     int64   // cost of every node once
+
+	nodeOf []int32 // by op: node, or -1 for an eliminated view
+	buf    []int32 // by value: buffer, or -1
+	under  []int   // by op: for an eliminated view, one value that it views; else -1
+	dead   []bool  // by op: eliminated view that nothing needs
+}
+
+type reuse struct{ in, out int32 }
+
+// newModel compiles p, which must be valid.
+func newModel(p *Problem) *model {
+	m := &model{p: p, al: aliasing(p)}
+	prod := p.producers()
+	order := p.order()
+	nv := len(p.Values)
+	m.buf = make([]int32, nv)
+	extra := make([]int32, nv) // second buffer that readers of a view node read
+	for v := range m.buf {
+		m.buf[v], extra[v] = -1, -1
+	}
+	m.nodeOf = make([]int32, len(p.Ops))
+	m.under = make([]int, len(p.Ops))
+	m.dead = make([]bool, len(p.Ops))
+	overwritten := make([]bool, nv) // by value: something overwrites it in place
+	for i := range p.Ops {
+		for _, pr := range p.Ops[i].InPlace {
+			if m.al.overwrites(pr) {
+				overwritten[pr[0]] = true
+			}
+		}
+	}
+	for s, size := range m.al.size {
+		if m.al.resident[s] {
+			m.resident += size
+		}
+	}
+	pinProducer := make([]bool, 0, nv) // by buffer: it must have one instance
+	newBuf := func(size int64, node int32) int32 {
+		b := int32(len(m.size))
+		m.size = append(m.size, size)
+		m.prod = append(m.prod, node)
+		m.final = append(m.final, false)
+		m.users = append(m.users, nil)
+		pinProducer = append(pinProducer, false)
+		return b
+	}
+	for _, i := range order {
+		o := &p.Ops[i]
+		m.nodeOf[i], m.under[i] = -1, -1
+		if src := m.eliminable(i); src >= 0 {
+			m.under[i] = src
+			for _, out := range o.Outputs {
+				m.buf[out], extra[out] = m.buf[src], extra[src]
+			}
+			continue
+		}
+		node := int32(m.n)
+		m.n++
+		m.nodeOf[i] = node
+		m.op = append(m.op, i)
+		m.cost = append(m.cost, o.Cost)
+		m.work = append(m.work, o.Workspace)
+		m.base += o.Cost
+		m.once = append(m.once, o.RunsOnce())
+		m.bias = append(m.bias, o.Cost)
+		for _, out := range o.Outputs {
+			switch p.Values[out].Policy {
+			case MustSave:
+				m.once[node] = true
+			case PreferSave:
+				m.bias[node] = 16 * o.Cost
+			case PreferRecompute:
+				m.bias[node] = o.Cost / 16
+			}
+		}
+		var ins, outs []int32
+		add := func(list []int32, b int32) []int32 {
+			if b < 0 {
+				return list
+			}
+			for _, x := range list {
+				if x == b {
+					return list
+				}
+			}
+			return append(list, b)
+		}
+		for _, in := range o.Inputs {
+			ins = add(ins, m.buf[in])
+			ins = add(ins, extra[in])
+		}
+		var pairs []reuse
+		fresh := make(map[int]int32)
+		for _, out := range o.Outputs {
+			st := m.al.storage[out]
+			over, from := false, -1
+			for _, pr := range o.InPlace {
+				if pr[1] == out && m.al.overwrites(pr) {
+					over, from = true, pr[0]
+				}
+			}
+			if from < 0 {
+				for _, in := range o.Inputs {
+					if m.al.storage[in] == st {
+						from = in
+						break
+					}
+				}
+			}
+			switch {
+			case m.al.resident[st]:
+				m.buf[out] = newBuf(0, node)
+			case over:
+				m.buf[out] = newBuf(m.al.size[st], node)
+				pairs = append(pairs, reuse{m.buf[from], m.buf[out]})
+				pinProducer[m.buf[from]] = true
+				pinProducer[m.buf[out]] = true
+			case from >= 0:
+				// A view that is a node: memory stays with what it views,
+				// which therefore may have one instance only.
+				m.buf[out] = newBuf(0, node)
+				extra[out] = m.buf[from]
+				if extra[from] >= 0 {
+					extra[out] = extra[from]
+				}
+				pinProducer[extra[out]] = true
+				pinProducer[m.buf[out]] = true
+			default:
+				b, ok := fresh[st]
+				if !ok {
+					b = newBuf(m.al.size[st], node)
+					fresh[st] = b
+				}
+				m.buf[out] = b
+			}
+			outs = add(outs, m.buf[out])
+		}
+		for _, pr := range o.InPlace {
+			if m.al.overwrites(pr) {
+				continue
+			}
+			in, out := m.buf[pr[0]], m.buf[pr[1]]
+			if in >= 0 && extra[pr[0]] < 0 && m.size[in] == m.size[out] && m.size[in] > 0 {
+				pairs = append(pairs, reuse{in, out})
+			}
+		}
+		m.ins = append(m.ins, ins)
+		m.outs = append(m.outs, outs)
+		m.pair = append(m.pair, pairs)
+		m.order = append(m.order, node)
+		for _, b := range ins {
+			m.users[b] = append(m.users[b], node)
+		}
+	}
+	for b, pin := range pinProducer {
+		if pin {
+			m.once[m.prod[b]] = true
+		}
+	}
+	for v := range p.Values {
+		if p.Values[v].Output {
+			for _, b := range []int32{m.buf[v], extra[v]} {
+				if b >= 0 {
+					m.final[b] = true
+				}
+			}
+		}
+	}
+	m.addConstraints(prod, order)
+	m.findDeadViews(prod, order)
+	return m
+}
+
+// eliminable returns a value that op i only views, or -1 if op i is more than a
+// free view.
+func (m *model) eliminable(i int) int {
+	o := &m.p.Ops[i]
+	if o.RunsOnce() || o.Cost != 0 || o.Workspace != 0 || len(o.Outputs) == 0 || len(o.InPlace) > 0 {
+		return -1
+	}
+	st := m.al.storage[o.Outputs[0]]
+	for _, out := range o.Outputs {
+		if m.al.storage[out] != st || m.p.Values[out].Policy != PolicyNone {
+			return -1
+		}
+	}
+	src := -1
+	for _, in := range o.Inputs {
+		switch {
+		case m.al.storage[in] == st:
+			if src >= 0 && m.buf[in] != m.buf[src] {
+				return -1
+			}
+			src = in
+		case m.p.Values[in].Resident && !m.isOverwritten(in):
+		default:
+			return -1
+		}
+	}
+	return src
+}
+
+func (m *model) isOverwritten(v int) bool {
+	st := m.al.storage[v]
+	return m.al.resident[st] && len(m.al.members[st]) > 1
+}
+
+// addConstraints finds overwriters with the readers that must precede them, and
+// chains the effects that must keep their order.
+func (m *model) addConstraints(prod, order []int) {
+	p := m.p
+	m.ctrl = make([][]int32, m.n)
+	m.ctrlr = make([][]int32, m.n)
+	m.until = make([][]int32, m.n)
+	m.since = make([][]int32, m.n)
+	readers := make([][]int32, len(p.Values)) // nodes that have read the value so far, through views
+	exists := make([]bool, len(p.Values))
+	for v := range p.Values {
+		exists[v] = p.Values[v].Resident
+	}
+	last := [4]int32{-1, -1, -1, -1}
+	for _, i := range order {
+		o := &p.Ops[i]
+		node := m.nodeOf[i]
+		if node >= 0 {
+			for _, in := range o.Inputs {
+				// emit may make a view right before its reader, so that reads
+				// what is under it as well.
+				for v := in; ; v = m.under[prod[v]] {
+					readers[v] = append(readers[v], node)
+					if prod[v] < 0 || m.nodeOf[prod[v]] >= 0 {
+						break
+					}
+				}
+			}
+			shown := false
+			for _, pr := range o.InPlace {
+				if !m.al.overwrites(pr) {
+					continue
+				}
+				shown = true
+				m.once[node] = true
+				for _, v := range m.al.overwritten(p, i, pr) {
+					if !exists[v] {
+						continue
+					}
+					exists[v] = false
+					for _, r := range readers[v] {
+						if r != node && !contains(m.until[r], node) {
+							m.until[r] = append(m.until[r], node)
+							m.since[node] = append(m.since[node], r)
+						}
+					}
+				}
+			}
+			class := 0
+			switch o.Effect {
+			case EffectComm:
+				class = 1
+			case EffectHost:
+				class = 2
+			case EffectReads, EffectWrites:
+				if !shown {
+					class = 3
+				}
+			}
+			if class > 0 {
+				if l := last[class]; l >= 0 {
+					m.ctrl[node] = append(m.ctrl[node], l)
+					m.ctrlr[l] = append(m.ctrlr[l], node)
+				}
+				last[class] = node
+			}
+		}
+		for _, out := range o.Outputs {
+			exists[out] = true
+		}
+	}
+}
+
+func contains(list []int32, x int32) bool {
+	for _, y := range list {
+		if x == y {
+			return true
+		}
+	}
+	return false
+}
+
+// findDeadViews marks eliminated views that no node and no output needs.
+func (m *model) findDeadViews(prod []int, order []int) {
+	needed := make([]bool, len(m.p.Values))
+	for v := range needed {
+		needed[v] = m.p.Values[v].Output
+	}
+	for k := len(order) - 1; k >= 0; k-- {
+		i := order[k]
+		need := m.nodeOf[i] >= 0
+		for _, out := range m.p.Ops[i].Outputs {
+			need = need || needed[out]
+		}
+		m.dead[i] = !need
+		if need {
+			for _, in := range m.p.Ops[i].Inputs {
+				needed[in] = true
+			}
+		}
+	}
+}
+
+// emit turns a sequence of nodes into an order of ops, with the eliminated
+// views put in: each just before its first reader, and again where what it
+// views has been recomputed.
+func (m *model) emit(seq []int32) []int {
+	p := m.p
+	prod := p.producers()
+	order := make([]int, 0, len(seq)+len(p.Ops)-m.n)
+	stamp := make([]int, len(p.Values)) // 1 + position of the latest instance; 0: none or resident
+	var deadOn [][]int                  // by value: dead views that read it
+	deadOn = make([][]int, len(p.Values))
+	for i := range p.Ops {
+		if m.dead[i] {
+			src := m.under[i]
+			deadOn[src] = append(deadOn[src], i)
+		}
+	}
+	var run func(i int)
+	run = func(i int) {
+		order = append(order, i)
+		for _, out := range p.Ops[i].Outputs {
+			first := stamp[out] == 0
+			stamp[out] = len(order)
+			if first {
+				at := stamp[out]
+				for _, d := range deadOn[out] {
+					run(d)
+				}
+				stamp[out] = at
+			}
+		}
+	}
+	var ensure func(v int)
+	ensure = func(v int) {
+		i := prod[v]
+		if i < 0 || m.nodeOf[i] >= 0 {
+			return
+		}
+		fresh := stamp[v] > 0
+		for _, in := range p.Ops[i].Inputs {
+			ensure(in)
+			fresh = fresh && stamp[in] < stamp[v]
+		}
+		if !fresh {
+			run(i)
+		}
+	}
+	for v := range p.Values {
+		if p.Values[v].Resident {
+			for _, d := range deadOn[v] {
+				run(d)
+			}
+		}
+	}
+	for _, node := range seq {
+		i := m.op[node]
+		for _, in := range p.Ops[i].Inputs {
+			ensure(in)
+		}
+		run(i)
+	}
+	for v := range p.Values {
+		if p.Values[v].Output {
+			ensure(v)
+		}
+	}
+	return order
+}
+
+// footprint returns a lower bound on the memory of any plan: for each op, what
+// is live while it runs, and the outputs at the end.
+func (m *model) footprint() int64 {
+	best := m.resident
+	for x := 0; x < m.n; x++ {
+		best = max(best, m.workingSet(int32(x)))
+	}
+	end := m.resident
+	for b, f := range m.final {
+		if f {
+			end += m.size[b]
+		}
+	}
+	return max(best, end)
+}
+
+// workingSet returns the bytes that are live whenever node x runs, with as much
+// in-place reuse as there can be.
+func (m *model) workingSet(x int32) int64 {
+	s := m.resident + m.work[x]
+	for _, b := range m.ins[x] {
+		s += m.size[b]
+	}
+	for _, b := range m.outs[x] {
+		s += m.size[b]
+		for _, pr := range m.pair[x] {
+			if pr.out == b && !m.final[pr.in] {
+				s -= m.size[b]
+				break
+			}
+		}
+	}
+	return s
+}

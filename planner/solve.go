@@ -1,0 +1,309 @@
+package planner
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"time"
+)
+
+// Options steer Solve. The zero value is a good default.
+type Options struct {
+	Budget    int64         // bytes; ≤ 0 means no limit
+	Steps     int64         // work to spend, in steps; 0 chooses by the size of the problem
+	TimeLimit time.Duration // wall time after which the best plan so far is returned; 0 is none. A plan that was cut off by time need not be reproducible.
+	Threads   int           // solvers that may run at once; 0 is 1. The plan does not depend on it.
+	Seed      uint64
+	Layout    bool  // give offsets, and make the arena fit the budget as well
+	Align     int64 // alignment of offsets if Layout; 0 is 1
+	Progress  func(Progress)
+}
+
+// Progress is what Solve reports while it works.
+type Progress struct {
+	Solver     string
+	Elapsed    time.Duration
+	Steps      int64
+	Best       int64 // cost of the best plan so far, or -1
+	LowerBound int64
+	Gap        float64 // as in Plan, or NaN while there is no plan
+}
+
+// SaveAll returns the plan that keeps the given order and computes nothing
+// twice. It panics on a problem that Validate rejects; Solve does not.
+func SaveAll(p *Problem) *Plan {
+	plan, err := saveAll(p)
+	if err != nil {
+		panic("BUG: SaveAll of an invalid problem: " + err.Error())
+	}
+	return plan
+}
+
+func saveAll(p *Problem) (*Plan, error) {
+	start := time.Now()
+	plan := &Plan{Order: append([]int{}, p.order()...), Solver: "save-all", Proof: ProofBase}
+	rep, err := Check(p, plan, -1)
+	if err != nil {
+		return nil, err
+	}
+	plan.fill(rep)
+	plan.LowerBound = rep.BaseCost
+	plan.BudgetBytes = rep.PeakBytes
+	plan.Seconds = time.Since(start).Seconds()
+	plan.finish()
+	return plan, nil
+}
+
+func (pl *Plan) fill(rep Report) {
+	pl.Cost, pl.BaseCost, pl.PeakBytes = rep.Cost, rep.BaseCost, rep.PeakBytes
+	pl.ArenaBytes = max(pl.ArenaBytes, rep.PeakBytes)
+}
+
+// Solve returns the cheapest plan that it finds within opt.Budget, with a lower
+// bound. The plan has passed Check. If ctx is done or time is up, the best plan
+// so far is returned. The error is an *InfeasibleError if no plan was found, a
+// *ProblemError if p is not valid, or ctx.Err() if there was no time to find
+// any plan.
+func Solve(ctx context.Context, p *Problem, opt Options) (*Plan, error) {
+	if err := p.Validate(); err != nil {
+		return nil, err
+	}
+	s := newSearch(ctx, p, opt)
+	return s.solve()
+}
+
+// MinBudget returns the plan with the smallest peak that it finds, whatever it
+// costs. Its LowerBound is about cost at that budget.
+func MinBudget(ctx context.Context, p *Problem) (*Plan, error) {
+	return MinBudgetOptions(ctx, p, Options{})
+}
+
+// MinBudgetOptions is MinBudget with options; Budget is not read.
+func MinBudgetOptions(ctx context.Context, p *Problem, opt Options) (*Plan, error) {
+	if err := p.Validate(); err != nil {
+		return nil, err
+	}
+	s := newSearch(ctx, p, opt)
+	seq := s.smallest()
+	plan, err := s.plan(seq, "min-budget")
+	if err != nil {
+		return nil, err
+	}
+	plan.BudgetBytes = max(plan.PeakBytes, plan.ArenaBytes)
+	return plan, nil
+}
+
+// search is one call of Solve.
+type search struct {
+	ctx    context.Context
+	p      *Problem
+	m      *model
+	opt    Options
+	start  time.Time
+	sim    *simulator
+	orders [][]int32 // orders of first runs to start from
+	best   []int32
+	cost   int64
+	solver string
+	lower  int64
+	proof  string
+	steps  int64
+}
+
+func newSearch(ctx context.Context, p *Problem, opt Options) *search {
+	if opt.Budget <= 0 {
+		opt.Budget = math.MaxInt64 / 4
+	}
+	m := newModel(p)
+	s := &search{ctx: ctx, p: p, m: m, opt: opt, start: time.Now(), sim: newSimulator(m), cost: math.MaxInt64,
+		lower: m.base, proof: ProofBase}
+	s.orders = [][]int32{m.order}
+	if r := reorder(m, m.order); !sameSeq(r, m.order) {
+		s.orders = append(s.orders, r)
+	}
+	return s
+}
+
+func sameSeq(a, b []int32) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i] != b[i] {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *search) stopped() bool {
+	return s.ctx.Err() != nil || (s.opt.TimeLimit > 0 && time.Since(s.start) >= s.opt.TimeLimit)
+}
+
+// offer makes seq the best plan if it fits and is cheaper.
+func (s *search) offer(seq []int32, solver string) bool {
+	if seq == nil {
+		return false
+	}
+	peak, cost, ok := s.sim.run(seq)
+	if !ok || peak > s.opt.Budget || cost >= s.cost {
+		return false
+	}
+	s.best, s.cost, s.solver = append([]int32{}, seq...), cost, solver
+	s.report(solver)
+	return true
+}
+
+func (s *search) report(solver string) {
+	if s.opt.Progress == nil {
+		return
+	}
+	pr := Progress{Solver: solver, Elapsed: time.Since(s.start), Steps: s.steps, Best: -1, LowerBound: s.lower, Gap: math.NaN()}
+	if s.best != nil {
+		pr.Best = s.cost
+		if s.m.base > 0 {
+			pr.Gap = float64(s.cost-s.lower) / float64(s.m.base)
+		}
+	}
+	s.opt.Progress(pr)
+}
+
+func (s *search) solve() (*Plan, error) {
+	asked := s.opt.Budget
+	for {
+		s.best, s.cost = nil, math.MaxInt64
+		s.attempt()
+		if s.best == nil {
+			return nil, s.infeasible(asked)
+		}
+		plan, err := s.plan(s.best, s.solver)
+		if err != nil {
+			return nil, err
+		}
+		plan.BudgetBytes = asked
+		if !s.opt.Layout || plan.ArenaBytes <= asked {
+			if _, err := Check(s.p, plan, asked); err != nil {
+				return nil, fmt.Errorf("planner: BUG: a solver made an illegal plan: %w", err)
+			}
+			return plan, nil
+		}
+		// The layout has holes: plan again with less, so that it fits.
+		s.opt.Budget = min(s.opt.Budget-(plan.ArenaBytes-asked), plan.PeakBytes-1)
+	}
+}
+
+// attempt looks for plans within s.opt.Budget.
+func (s *search) attempt() {
+	for _, o := range s.orders {
+		s.offer(o, "save-all")
+	}
+	if s.cost == s.lower {
+		return
+	}
+	for _, o := range s.orders {
+		for _, v := range greedyVariants {
+			if s.stopped() && s.best != nil {
+				return
+			}
+			s.offer(s.greedy(o, s.opt.Budget, v), v.name)
+		}
+	}
+	if s.best == nil {
+		// Greedy is not monotone in the budget: a smaller one may work.
+		s.offer(s.smallest(), "min-budget")
+	}
+}
+
+type greedyVariant struct {
+	name         string
+	sizeP, distP float64
+}
+
+var greedyVariants = [...]greedyVariant{
+	{"greedy", 1, 1},
+	{"greedy-size", 1, 0},
+	{"greedy-far", 1, 2},
+	{"greedy-half", 0.5, 0.5},
+}
+
+func (s *search) greedy(order []int32, budget int64, v greedyVariant) []int32 {
+	g := newGreedy(s.m, order)
+	g.sizeP, g.distP = v.sizeP, v.distP
+	return g.run(budget)
+}
+
+// plan turns a sequence into a checked plan.
+func (s *search) plan(seq []int32, solver string) (*Plan, error) {
+	plan := &Plan{Order: s.m.emit(seq), Solver: solver, Seed: s.opt.Seed, BudgetBytes: s.opt.Budget,
+		LowerBound: s.lower, Proof: s.proof, Steps: s.steps}
+	rep, err := Check(s.p, plan, -1)
+	if err != nil {
+		return nil, fmt.Errorf("planner: BUG: a solver made an illegal plan: %w", err)
+	}
+	plan.fill(rep)
+	if s.opt.Layout {
+		if err := layout(s.p, plan, s.opt.Align); err != nil {
+			return nil, err
+		}
+	}
+	plan.Seconds = time.Since(s.start).Seconds()
+	plan.finish()
+	return plan, nil
+}
+
+// smallest returns the sequence with the smallest peak that it finds.
+func (s *search) smallest() []int32 {
+	var best []int32
+	peak := int64(math.MaxInt64)
+	for _, o := range s.orders {
+		if pk, _, ok := s.sim.run(o); ok && pk < peak {
+			best, peak = o, pk
+		}
+	}
+	low := s.m.footprint()
+	for _, o := range s.orders {
+		for _, v := range greedyVariants {
+			lo, hi := low, peak
+			for hi-lo > (peak-low)/256 && !s.stopped() {
+				mid := lo + (hi-lo)/2
+				seq := s.greedy(o, mid, v)
+				if seq != nil {
+					if pk, _, ok := s.sim.run(seq); ok && pk < hi {
+						hi = pk
+						if pk < peak {
+							best, peak = seq, pk
+						}
+						continue
+					}
+				}
+				lo = mid + 1
+			}
+		}
+	}
+	return best
+}
+
+func (s *search) infeasible(asked int64) error {
+	if s.ctx.Err() != nil {
+		return s.ctx.Err()
+	}
+	e := &InfeasibleError{Budget: asked, LowerBoundBytes: s.m.footprint()}
+	seq := s.smallest()
+	plan, err := s.plan(seq, "min-budget")
+	if err != nil {
+		return err
+	}
+	e.MinBudget = max(plan.PeakBytes, plan.ArenaBytes)
+	rep, err := Check(s.p, plan, -1)
+	if err != nil {
+		return err
+	}
+	e.Binding = rep.LiveAtPeak
+	for k, v := range e.Binding {
+		if k == 8 {
+			break
+		}
+		e.names = append(e.names, fmt.Sprintf("%s (%d bytes)", s.p.valueName(v), s.p.Values[v].Bytes))
+	}
+	return e
+}
