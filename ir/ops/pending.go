@@ -2,11 +2,9 @@ package ops
 
 import "reprise/ir"
 
-func reduceOps() []*ir.OpDef     { return nil }
 func windowOps() []*ir.OpDef     { return nil }
 func indexOps() []*ir.OpDef      { return nil }
 func sortOps() []*ir.OpDef       { return nil }
 func scanOps() []*ir.OpDef       { return nil }
-func controlOps() []*ir.OpDef    { return nil }
 func collectiveOps() []*ir.OpDef { return nil }
 func foreignOps() []*ir.OpDef    { return nil }
