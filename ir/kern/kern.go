@@ -53,7 +53,10 @@ type Local struct {
 type Op uint8
 
 // Scalar operations. Arithmetic on f16 and bf16 does not exist: lowering widens
-// to f32, computes, and rounds (OpConvert) after every op of the IR.
+// to f32, computes, and rounds (OpConvert) after every op of the IR. Only
+// loads, stores, variables, OpSelect, OpConvert and OpBitcast take them. On bool:
+// these, the logical operations, OpEq and OpNe. Sign and payload of a NaN are not
+// defined, nor is what OpBitcast makes of one.
 const (
 	OpConst   Op = iota // Bits holds the value's raw bits, zero-extended
 	OpVar               // Var
@@ -90,9 +93,11 @@ const (
 	OpGt                //
 	OpGe                //
 	OpSelect            // Args[0] bool ? Args[1] : Args[2]; both are evaluated
-	OpConvert           // value conversion to DType: nearest-even for floats; float→int truncates, saturates, NaN→0; int→int wraps; →bool is x != 0
+	OpConvert           // value conversion to DType: nearest-even for floats (an integer becomes f16 or bf16 by way of f32); float→int truncates, saturates, NaN→0; int→int wraps; →bool is x != 0
 	OpBitcast           // same width
 	OpPhilox            // u32: word (Bits) of Philox4x32-10; Args: c0 c1 c2 c3 k0 k1, all u32
+	OpRandom            // u32: an element's word of the random op with id Bits; Args: seed lo, seed hi, step, micro (u32), block, col (i64); scalar.Random
+	numOps
 )
 
 // Expr is an immutable typed expression. Sharing a pointer shares the value:

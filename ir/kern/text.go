@@ -1,0 +1,218 @@
+package kern
+
+import (
+	"fmt"
+	"strings"
+
+	"reprise/ir/dtype"
+)
+
+// Text prints a kernel. Names are left out (variables, locals and parameters are
+// numbered in the order in which they appear), so kernels that do the same in the
+// same way have the same text and are compiled once. A value that a statement uses
+// more than once is named and printed once.
+func (k *Kernel) Text() string {
+	p := &printer{vars: map[*Var]int{}, locals: map[*Local]int{}}
+	p.line("kernel tiles=%d {", k.Tiles)
+	p.depth++
+	for i, q := range k.Params {
+		mode := "in"
+		if q.Writes {
+			mode = "out"
+		}
+		p.line("p%d: %s %v[%d]", i, mode, q.DType, q.Len)
+	}
+	p.line("tile %s", p.variable(k.Tile))
+	p.body(k.Body)
+	p.depth--
+	p.line("}")
+	return p.buf.String()
+}
+
+// Text prints an epilogue in the same form.
+func (e *Epilogue) Text(params []Param) string {
+	p := &printer{vars: map[*Var]int{}, locals: map[*Local]int{}}
+	p.line("epilogue {")
+	p.depth++
+	for i, q := range params {
+		p.line("p%d: %v[%d] %v", i, q.DType, q.Len, q.Writes)
+	}
+	for _, v := range []*Var{e.Batch, e.M, e.N, e.Acc} {
+		if v != nil {
+			p.line("arg %s", p.variable(v))
+		}
+	}
+	p.body(e.Body)
+	p.depth--
+	p.line("}")
+	return p.buf.String()
+}
+
+type printer struct {
+	buf    strings.Builder
+	depth  int
+	vars   map[*Var]int
+	locals map[*Local]int
+}
+
+func (p *printer) line(format string, args ...any) {
+	p.buf.WriteString(strings.Repeat("  ", p.depth))
+	fmt.Fprintf(&p.buf, format, args...)
+	p.buf.WriteByte('\n')
+}
+
+// variable is a variable's number, with its type where it appears first.
+func (p *printer) variable(v *Var) string {
+	if v == nil {
+		return "none"
+	}
+	n, ok := p.vars[v]
+	if !ok {
+		n = len(p.vars)
+		p.vars[v] = n
+		return fmt.Sprintf("v%d:%v", n, v.DType)
+	}
+	return fmt.Sprintf("v%d", n)
+}
+
+func (p *printer) local(l *Local) string {
+	n, ok := p.locals[l]
+	if !ok {
+		n = len(p.locals)
+		p.locals[l] = n
+		return fmt.Sprintf("l%d:%v[%d]", n, l.DType, l.Len)
+	}
+	return fmt.Sprintf("l%d", n)
+}
+
+func (p *printer) body(stmts []Stmt) {
+	for _, s := range stmts {
+		p.stmt(s)
+	}
+}
+
+func (p *printer) block(head string, stmts []Stmt) {
+	p.line("%s {", head)
+	p.depth++
+	p.body(stmts)
+	p.depth--
+	p.line("}")
+}
+
+func (p *printer) stmt(s Stmt) {
+	switch s := s.(type) {
+	case *Assign:
+		x := p.exprs(s.Value)
+		p.line("%s = %s", p.variable(s.Var), x[0])
+	case *Store:
+		p.store(fmt.Sprintf("p%d", s.Param), s.Index, s.Value, s.Cond)
+	case *StoreLocal:
+		p.store(p.local(s.Local), s.Index, s.Value, s.Cond)
+	case *For:
+		x := p.exprs(s.Lo, s.Hi)
+		p.block(fmt.Sprintf("for %s = %s .. %s step %d", p.variable(s.Var), x[0], x[1], s.Step), s.Body)
+	case *While:
+		p.block("while", s.Pre)
+		x := p.exprs(s.Cond)
+		p.block("do "+x[0], s.Body)
+	case *If:
+		x := p.exprs(s.Cond)
+		p.block("if "+x[0], s.Then)
+		if len(s.Else) > 0 {
+			p.block("else", s.Else)
+		}
+	case *Strip:
+		x := p.exprs(s.N)
+		p.block(fmt.Sprintf("strip %s < %s", p.variable(s.Var), x[0]), s.Body)
+		for _, r := range s.Reds {
+			x := p.exprs(r.Value)
+			p.line("  reduce %s = %v %s", p.variable(r.Var), r.Kind, x[0])
+		}
+	}
+}
+
+func (p *printer) store(to string, index, value, cond *Expr) {
+	if cond == nil {
+		x := p.exprs(index, value)
+		p.line("%s[%s] = %s", to, x[0], x[1])
+		return
+	}
+	x := p.exprs(index, value, cond)
+	p.line("%s[%s] = %s if %s", to, x[0], x[1], x[2])
+}
+
+// exprs prints the shared values of a statement on lines of their own and returns
+// the texts of its roots.
+func (p *printer) exprs(roots ...*Expr) []string {
+	uses := map[*Expr]int{}
+	var count func(e *Expr)
+	count = func(e *Expr) {
+		if uses[e]++; uses[e] == 1 {
+			for _, a := range e.Args {
+				count(a)
+			}
+		}
+	}
+	for _, r := range roots {
+		count(r)
+	}
+	names := map[*Expr]string{}
+	var text func(e *Expr) string
+	text = func(e *Expr) string {
+		if n, ok := names[e]; ok {
+			return n
+		}
+		t := p.expr(e, text)
+		if uses[e] > 1 && len(e.Args) > 0 {
+			n := fmt.Sprintf("%%%d", len(names))
+			p.line("%s = %s", n, t)
+			names[e] = n
+			return n
+		}
+		return t
+	}
+	out := make([]string, len(roots))
+	for i, r := range roots {
+		out[i] = text(r)
+	}
+	return out
+}
+
+func (p *printer) expr(e *Expr, text func(*Expr) string) string {
+	switch e.Op {
+	case OpConst:
+		return p.constant(e)
+	case OpVar:
+		return p.variable(e.Var)
+	}
+	args := make([]string, len(e.Args))
+	for i, a := range e.Args {
+		args[i] = text(a)
+	}
+	list := strings.Join(args, ", ")
+	switch e.Op {
+	case OpLoad:
+		return fmt.Sprintf("p%d[%s]", e.Param, list)
+	case OpLocal:
+		return fmt.Sprintf("%s[%s]", p.local(e.Local), list)
+	case OpConvert, OpBitcast:
+		return fmt.Sprintf("%v.%v(%s)", e.Op, e.DType, list)
+	case OpPhilox, OpRandom:
+		return fmt.Sprintf("%v.%d(%s)", e.Op, e.Bits, list)
+	}
+	return fmt.Sprintf("%v(%s)", e.Op, list)
+}
+
+func (p *printer) constant(e *Expr) string {
+	switch {
+	case e.DType == dtype.Bool:
+		return fmt.Sprint(e.Bits != 0)
+	case e.DType == dtype.F32 && f32(e.Bits) == f32(e.Bits):
+		return fmt.Sprintf("%x:f32", f32(e.Bits))
+	case e.DType == dtype.F64 && f64(e.Bits) == f64(e.Bits):
+		return fmt.Sprintf("%x:f64", f64(e.Bits))
+	case e.DType.IsSigned():
+		return fmt.Sprintf("%d:%v", signed(e.DType, e.Bits), e.DType)
+	}
+	return fmt.Sprintf("0x%x:%v", e.Bits, e.DType)
+}
