@@ -8,56 +8,21 @@ import (
 	"slices"
 
 	"reprise/ir/dtype"
+	"reprise/ir/kern/scalar"
 	"reprise/ir/tensor"
 )
 
 // HalfToF32 widens an f16; exact.
-func HalfToF32(h uint16) float32 {
-	sign := uint32(h>>15) << 31
-	exp := uint32(h>>10) & 31
-	frac := uint32(h) & 0x3ff
-	switch {
-	case exp == 31 && frac != 0:
-		return math.Float32frombits(sign | 0x7fc00000 | frac<<13)
-	case exp == 31:
-		return math.Float32frombits(sign | 0x7f800000)
-	case exp == 0:
-		v := float32(frac) * (1.0 / (1 << 24)) // exact: frac < 2^10
-		return math.Float32frombits(sign | math.Float32bits(v))
-	}
-	return math.Float32frombits(sign | (exp+112)<<23 | frac<<13)
-}
+func HalfToF32(h uint16) float32 { return scalar.FromF16(h) }
 
 // F32ToHalf rounds to f16, to nearest, ties to even; NaN stays NaN.
-func F32ToHalf(x float32) uint16 {
-	b := math.Float32bits(x)
-	sign := uint16(b>>16) & 0x8000
-	b &= 0x7fffffff
-	switch {
-	case b > 0x7f800000:
-		return sign | 0x7e00 | uint16(b>>13)&0x3ff
-	case b >= 0x477ff000: // rounds to 65536 or more
-		return sign | 0x7c00
-	case b < 0x38800000: // below the least normal: count of 2^-24
-		n := math.RoundToEven(float64(math.Float32frombits(b)) * (1 << 24))
-		return sign | uint16(n) // 1024 is the least normal's pattern
-	}
-	b += 0xfff + b>>13&1
-	return sign | uint16(b>>13-112<<10)
-}
+func F32ToHalf(x float32) uint16 { return scalar.F16(x) }
 
 // BF16ToF32 widens a bf16; exact.
-func BF16ToF32(h uint16) float32 { return math.Float32frombits(uint32(h) << 16) }
+func BF16ToF32(h uint16) float32 { return scalar.FromBF16(h) }
 
 // F32ToBF16 rounds to bf16, to nearest, ties to even; NaN stays NaN.
-func F32ToBF16(x float32) uint16 {
-	b := math.Float32bits(x)
-	if b&0x7fffffff > 0x7f800000 {
-		return uint16(b>>16) | 0x40
-	}
-	b += 0x7fff + b>>16&1
-	return uint16(b >> 16)
-}
+func F32ToBF16(x float32) uint16 { return scalar.BF16(x) }
 
 // RoundTo rounds an f32 to d (f16, bf16; f32 is itself) and gives it back as f32.
 func RoundTo(d dtype.Type, x float32) float32 {
