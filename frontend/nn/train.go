@@ -1,0 +1,297 @@
+package nn
+
+import (
+	"fmt"
+	"slices"
+
+	"reprise/internal/diag"
+	"reprise/ir"
+	"reprise/ir/dtype"
+	"reprise/ir/ops"
+)
+
+// Model describes a model. Each function is run once per module (Loss once per
+// micro-batch) and must do the same every time.
+type Model struct {
+	Name    string
+	Loss    func(s *Scope) *Tensor // the training step's loss, f32[]
+	Predict func(s *Scope)         // the inference step: names its results with Output
+}
+
+// Recipe is how a model is trained.
+type Recipe struct {
+	Optimizer Optimizer
+	Schedule  Schedule
+	Clip      float64 // greatest global norm of the gradients; 0: not clipped
+	Micro     int     // micro-batches a step, whose gradients are added up; 0 and 1: one
+}
+
+// Train makes the training module of m: @init(key) gives the state, @step the loss and
+// the new state. Errors are *diag.Error.
+func Train(m Model, r Recipe) (*ir.Module, error) { return train(m, r, true) }
+
+// Infer makes the inference module of m. Errors are *diag.Error.
+func Infer(m Model) (*ir.Module, error) { return infer(m, true) }
+
+func train(m Model, r Recipe, source bool) (mod *ir.Module, err error) {
+	defer diag.Catch(&err)
+	if m.Loss == nil {
+		diag.Throw(diag.Errorf("model", "model %q has no loss, so it can't be trained", m.Name))
+	}
+	g := newGraph(m.Name, true, source)
+	g.micros = max(1, r.Micro)
+	s := &Scope{g, "", g.step}
+	var total *Tensor
+	var grads []*Tensor
+	for g.micro = range g.micros {
+		g.key = nil
+		loss := m.Loss(s)
+		if loss == nil || !loss.Type.Equal(ir.T(dtype.F32)) {
+			s.fail("shape", "the loss must be f32[], got %v", typeOf(loss))
+		}
+		if g.micros > 1 {
+			loss = s.Scale(loss, 1/float64(g.micros))
+		}
+		gs := s.gradients(loss)
+		if g.micro == 0 {
+			total, grads = loss, gs
+			continue
+		}
+		total = s.Add(total, loss)
+		for i, st := range trained(g) {
+			grads[i] = (&Scope{g, st.layer, g.step}).Add(grads[i], gs[i])
+		}
+	}
+	g.micro = 0 // state declared from here on is new
+	s.optimize(r, grads)
+	return g.finish(total), nil
+}
+
+func infer(m Model, source bool) (mod *ir.Module, err error) {
+	defer diag.Catch(&err)
+	if m.Predict == nil {
+		diag.Throw(diag.Errorf("model", "model %q has no inference step", m.Name))
+	}
+	g := newGraph(m.Name, false, source)
+	s := &Scope{g, "", g.step}
+	m.Predict(s)
+	if len(g.outputs) == 0 {
+		s.fail("model", "the inference step has no output")
+	}
+	return g.finish(nil), nil
+}
+
+// AddTraining turns a module whose @step computes "loss" from parameters of role param
+// into a training module: gradients, clipping, optimizer, and the optimizer's state in
+// @init. The module is changed in place. Its step must not have results for its
+// parameters, and micro-batches are not made.
+func AddTraining(mod *ir.Module, r Recipe) (err error) {
+	defer diag.Catch(&err)
+	step := mod.Func("step")
+	if step == nil || step.Result("loss") == nil {
+		diag.Throw(diag.Errorf("model", "module %q can't be trained: it has no @step with a result %%loss", mod.Name))
+	}
+	if r.Micro > 1 {
+		diag.Throw(diag.Errorf("model", "module %q: micro-batches need a model description, this is a finished step", mod.Name))
+	}
+	g := &graph{mod: mod, table: ops.Table(), name: mod.Name, train: true, step: step, micros: 1,
+		byName: map[string]*state{}, inputs: map[string]*Tensor{}}
+	for _, f := range mod.Funcs {
+		f.Body.Walk(func(op *ir.Op) {
+			if op.Attrs.Get("rng") != nil {
+				g.rng = max(g.rng, op.Attrs.Int("rng")+1)
+			}
+		})
+	}
+	loss := step.Result("loss")
+	for i, name := range step.Results {
+		if name == "loss" {
+			continue
+		}
+		if p := step.Param(name); p != nil && p.Role() == ir.RoleParam {
+			diag.Throw(diag.Errorf("model", "module %q is trained already: @step has a new value for %%%s", mod.Name, name))
+		}
+		g.outputs = append(g.outputs, output{name, step.Body.Results[i]})
+	}
+	for _, p := range step.Body.Params {
+		if !p.IsState() {
+			continue
+		}
+		st := &state{name: p.Name, layer: layerOf(p.Name), role: p.Role(), param: p, now: p, frozen: !p.Type.DType.IsFloat()}
+		g.states = append(g.states, st)
+		g.byName[p.Name] = st
+	}
+	s := &Scope{g, "", step}
+	s.optimize(r, s.gradients(loss))
+	g.finish(loss)
+	return nil
+}
+
+// layerOf is the path of a parameter's layer: its name without the last part.
+func layerOf(name string) string {
+	for i := len(name) - 1; i > 0; i-- {
+		if name[i] == '.' {
+			return name[:i]
+		}
+	}
+	return name
+}
+
+func newGraph(name string, train, source bool) *graph {
+	mod := ir.NewModule(name)
+	return &graph{mod: mod, table: ops.Table(), name: name, train: train, source: source, step: mod.NewFunc("step"),
+		micros: 1, byName: map[string]*state{}, inputs: map[string]*Tensor{}}
+}
+
+// trained lists the parameters that have a gradient, in the order of their declaration.
+func trained(g *graph) []*state {
+	var out []*state
+	for _, st := range g.states {
+		if st.role == ir.RoleParam && !st.frozen {
+			out = append(out, st)
+		}
+	}
+	return out
+}
+
+// gradients adds the pseudo-operation that differentiation replaces.
+func (s *Scope) gradients(loss *Tensor) []*Tensor {
+	operands := []*Tensor{loss}
+	for _, st := range trained(s.g) {
+		operands = append(operands, st.param)
+	}
+	if len(operands) == 1 {
+		s.fail("model", "there is nothing to train: no parameter was declared")
+	}
+	return s.Ops("gradient", operands)
+}
+
+// optimize clips the gradients and gives every trained parameter its new value.
+func (s *Scope) optimize(r Recipe, grads []*Tensor) {
+	if r.Optimizer == nil || r.Schedule == nil {
+		s.fail("model", "a recipe needs an optimizer and a schedule")
+	}
+	g := s.g
+	weights := trained(g)
+	opt := s.In("optimizer")
+	step := g.step.Body.AddParam("step", ir.T(dtype.I64), ir.A("role", ir.RoleStep))
+	done := opt.Cast(step, dtype.F64)
+	lr := opt.Cast(r.Schedule.Rate(s.In("schedule"), done), dtype.F32)
+	if r.Clip > 0 {
+		clip := s.In("clip")
+		scale := clip.clipScale(grads, r.Clip)
+		for i, gr := range grads {
+			grads[i] = clip.Mul(gr, scale)
+		}
+	}
+	update := r.Optimizer.Start(opt, done, lr)
+	// Last declared first: that is the order in which gradients become final, so that
+	// without clipping each update can follow its gradient and free it.
+	for i := len(weights) - 1; i >= 0; i-- {
+		st := weights[i]
+		w := &Weight{Scope: &Scope{g, st.layer, g.step}, Param: st.param, Grad: grads[i], name: st.name}
+		st.now = update(w)
+	}
+}
+
+// clipScale is min(1, limit / (norm + 1e-6)), the norm being that of all gradients
+// together; squares are summed per parameter, then over the parameters in order.
+func (s *Scope) clipScale(grads []*Tensor, limit float64) *Tensor {
+	var sum *Tensor
+	for _, gr := range grads {
+		part := s.SumAll(s.Square(s.Cast(gr, dtype.F32)))
+		if sum == nil {
+			sum = part
+		} else {
+			sum = s.Add(sum, part)
+		}
+	}
+	norm := s.AddScalar(s.Sqrt(sum), 1e-6)
+	return s.Min(s.Div(s.Const(dtype.F32, limit), norm), s.Const(dtype.F32, 1))
+}
+
+// Weight is what an optimizer sees of one parameter.
+type Weight struct {
+	*Scope
+	Param, Grad *Tensor
+	name        string
+}
+
+// Slot declares optimizer state for the weight, zero at first, of the weight's type.
+func (w *Weight) Slot(name string) *Tensor {
+	full := w.name + "/" + name
+	w.claim(full)
+	st := &state{name: full, layer: w.layer(), role: ir.RoleOpt, init: Zeros}
+	st.param = w.fn.Body.AddParam(full, w.Param.Type, ir.A("role", ir.RoleOpt))
+	st.now = st.param
+	w.g.states = append(w.g.states, st)
+	w.g.byName[full] = st
+	return st.param
+}
+
+// SetSlot gives a slot its new value.
+func (w *Weight) SetSlot(name string, v *Tensor) { w.g.byName[w.name+"/"+name].now = v }
+
+// finish names the step's results, orders parameters and state by role, and writes @init.
+func (g *graph) finish(loss *Tensor) *ir.Module {
+	rank := func(role string) int {
+		return slices.Index([]string{ir.RoleParam, ir.RoleOpt, ir.RoleBuffer, ir.RoleInput, ir.RoleKey, ir.RoleStep}, role)
+	}
+	body := g.step.Body
+	slices.SortStableFunc(body.Params, func(a, b *ir.Value) int { return rank(a.Role()) - rank(b.Role()) })
+	slices.SortStableFunc(g.states, func(a, b *state) int { return rank(a.role) - rank(b.role) })
+
+	body.Results, g.step.Results = nil, nil
+	result := func(name string, v *Tensor) {
+		body.Results = append(body.Results, v)
+		g.step.Results = append(g.step.Results, name)
+	}
+	if loss != nil {
+		result("loss", loss)
+	}
+	for _, o := range g.outputs {
+		result(o.name, o.v)
+	}
+	for _, st := range g.states {
+		if st.now != st.param {
+			result(st.name, st.now)
+		}
+	}
+	g.step.Renumber()
+	g.writeInit()
+	return g.mod
+}
+
+// writeInit writes or extends @init so that it gives all state; state without an
+// initialiser must be given by it already.
+func (g *graph) writeInit() {
+	f := g.mod.Func("init")
+	if f == nil {
+		if len(g.states) == 0 {
+			return
+		}
+		f = g.mod.NewFunc("init")
+		f.Body.AddParam("key", ir.T(dtype.Key), ir.A("role", ir.RoleKey))
+		g.mod.Funcs = []*ir.Func{f, g.step}
+	}
+	for _, st := range g.states {
+		if st.init == nil {
+			continue
+		}
+		s := &Scope{g, st.layer, f}
+		v := st.init(s, st.param.Type)
+		if !v.Type.Equal(st.param.Type) {
+			s.fail("shape", "the initialiser of %q gives %v, want %v", st.name, v.Type, st.param.Type)
+		}
+		f.Body.Results = append(f.Body.Results, v)
+		f.Results = append(f.Results, st.name)
+	}
+	f.Renumber()
+}
+
+func typeOf(v *Tensor) string {
+	if v == nil {
+		return "nothing"
+	}
+	return fmt.Sprint(v.Type)
+}
