@@ -1,0 +1,123 @@
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "rp.h"
+
+/* Spins before parking: some 40 cycles each, a few µs in all. A barrier between two
+ * launches of equal work is over by then; longer waits should not burn a core that
+ * somebody else could use. */
+enum { SPINS = 300 };
+
+struct rp_pool {
+    _Alignas(64) atomic_uint arrived;
+    _Alignas(64) atomic_uint generation; /* of the barrier; what sleepers wait on */
+    atomic_uint sleepers;
+    _Alignas(64) atomic_int workers; /* changes only when a start fails */
+    int spins;
+    bool quit;
+    rp_job *job;
+    void *context;
+    pthread_t *threads; /* workers 1 … */
+    struct start {
+        struct rp_pool *pool;
+        int worker;
+    } *starts;
+};
+
+void rp_pool_barrier(rp_pool *p) {
+    if (p->workers == 1) return;
+    unsigned generation = atomic_load(&p->generation);
+    if (atomic_fetch_add(&p->arrived, 1) + 1 == (unsigned)p->workers) {
+        atomic_store(&p->arrived, 0);
+        atomic_store(&p->generation, generation + 1);
+        if (atomic_load(&p->sleepers) != 0)
+            syscall(SYS_futex, &p->generation, FUTEX_WAKE_PRIVATE, p->workers, NULL, NULL, 0);
+        return;
+    }
+    for (int i = 0; i < p->spins; i++) {
+        if (atomic_load_explicit(&p->generation, memory_order_acquire) != generation) return;
+        __builtin_ia32_pause();
+    }
+    /* A sleeper counts itself before the kernel compares the generation, and the last to
+     * arrive reads the count after it has changed the generation: none sleeps through. */
+    atomic_fetch_add(&p->sleepers, 1);
+    while (atomic_load(&p->generation) == generation)
+        syscall(SYS_futex, &p->generation, FUTEX_WAIT_PRIVATE, generation, NULL, NULL, 0);
+    atomic_fetch_sub(&p->sleepers, 1);
+}
+
+static void *worker_main(void *argument) {
+    struct start *s = argument;
+    rp_pool *p = s->pool;
+    for (;;) {
+        rp_pool_barrier(p); /* released by rp_pool_run */
+        if (p->quit) return NULL;
+        p->job(p->context, s->worker, p->workers);
+        rp_pool_barrier(p);
+    }
+}
+
+void rp_pool_run(rp_pool *p, rp_job *job, void *context) {
+    p->job = job;
+    p->context = context;
+    rp_pool_barrier(p);
+    job(context, 0, p->workers);
+    rp_pool_barrier(p);
+}
+
+int rp_pool_workers(const rp_pool *p) { return p->workers; }
+
+/* Lets the started threads see quit and joins them; started counts worker 0. */
+static void stop(rp_pool *p, int started) {
+    p->quit = true;
+    p->workers = started;
+    rp_pool_barrier(p);
+    for (int i = 1; i < started; i++) pthread_join(p->threads[i], NULL);
+    free(p->threads);
+    free(p->starts);
+    free(p);
+}
+
+int rp_pool_create(rp_pool **out, int workers, rp_error *e) {
+    rp_pool *p = aligned_alloc(64, sizeof *p);
+    if (p != NULL) {
+        memset(p, 0, sizeof *p);
+        p->threads = calloc((size_t)workers, sizeof *p->threads);
+        p->starts = calloc((size_t)workers, sizeof *p->starts);
+    }
+    if (p == NULL || p->threads == NULL || p->starts == NULL)
+        return rp_fail(e, REPRISE_MEMORY, NULL, "no memory for %d threads", workers); /* nothing is freed: the process is at its end */
+    p->workers = workers;
+    p->spins = workers <= rp_cpu_count() ? SPINS : 0;
+    /* Signals belong to the thread that runs main. */
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int error = 0, i;
+    for (i = 1; i < workers; i++) {
+        p->starts[i] = (struct start){p, i};
+        error = pthread_create(&p->threads[i], NULL, worker_main, &p->starts[i]);
+        if (error != 0) break;
+    }
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (error != 0) {
+        /* Threads that already wait at the barrier wait for all workers: shrink its count to theirs. */
+        stop(p, i);
+        return rp_fail(e, REPRISE_MEMORY, "use fewer --threads, or raise ulimit -u", "cannot start thread %d of %d: %s", i + 1, workers, strerror(error));
+    }
+    *out = p;
+    return REPRISE_OK;
+}
+
+void rp_pool_destroy(rp_pool *p) {
+    if (p != NULL) stop(p, p->workers);
+}
