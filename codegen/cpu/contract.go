@@ -1,0 +1,426 @@
+package cpu
+
+import (
+	"github.com/llir/llvm/ir"
+	"github.com/llir/llvm/ir/enum"
+	"github.com/llir/llvm/ir/types"
+	"github.com/llir/llvm/ir/value"
+
+	"reprise/ir/dtype"
+	"reprise/ir/kern"
+)
+
+// ContractLaunch is one launch of a contraction's code.
+type ContractLaunch struct {
+	Symbol    string
+	Tiles     int64
+	Workspace int64 // bytes of arena workspace, passed as the last argument; 0: none
+}
+
+// EmitContract adds a kernel for c to m under the given symbol and tells how to launch
+// it. Its arguments are A, B, then C where c has no epilogue, then c.Params.
+// Micro-kernels and packing routines are shared with other contractions of the module
+// (and, being linkonce_odr, of the program). The error says what has no packed kernel:
+// integer contractions are loops in kern.
+func EmitContract(m *ir.Module, c *kern.Contract, t Target, symbol string) ([]ContractLaunch, error) {
+	p, err := contractMakePlan(c, t)
+	if err != nil {
+		return nil, err
+	}
+	(&contractEmitter{contractPlan: p, m: m}).emit(symbol)
+	return []ContractLaunch{{Symbol: symbol, Tiles: p.tiles()}}, nil
+}
+
+type contractEmitter struct {
+	*contractPlan
+	*contractB
+	m *ir.Module
+
+	args, scratch value.Value
+	ptrs          []value.Value // A, B, then C or Params
+	areaA, areaB  value.Value   // packed blocks
+	block         value.Value   // partial block of C, when not direct
+	tabs          [2]value.Value
+}
+
+func (k *contractEmitter) emit(symbol string) {
+	i8p := types.NewPointer(types.I8)
+	args := ir.NewParam("args", types.NewPointer(i8p))
+	lo, hi := ir.NewParam("lo", types.I64), ir.NewParam("hi", types.I64)
+	scratch := ir.NewParam("scratch", i8p)
+	args.Attrs = append(args.Attrs, enum.ParamAttrNoAlias)
+	scratch.Attrs = append(scratch.Attrs, enum.ParamAttrNoAlias)
+	k.contractB = contractFunc(k.m, k.t, symbol, args, lo, hi, scratch)
+	k.args, k.scratch = args, scratch
+	n := 3
+	if k.c.Epilogue != nil {
+		n = 2
+	}
+	for i := range n + len(k.c.Params) {
+		k.ptrs = append(k.ptrs, k.load(i8p, k.gep(i8p, args, contractInt(int64(i))), 8))
+	}
+	at := int64(0)
+	area := func(bytes int64, t types.Type) value.Value {
+		v := k.cast(k.gep(types.I8, scratch, contractInt(at)), t)
+		at += contractRoundUp(bytes, 64)
+		return v
+	}
+	slots := func(keep bool, slot int64) int64 {
+		if keep {
+			slot *= k.nk
+		}
+		return slot * k.form.size()
+	}
+	k.areaA = area(slots(k.keepA, k.slotA), k.form.elem())
+	k.areaB = area(slots(k.keepB, k.slotB), k.form.elem())
+	for i, o := range []*contractOperand{&k.a, &k.b} {
+		if o.path == contractPathT {
+			k.tabs[i] = area(k.kc*8, types.I64)
+		}
+	}
+	k.block = area(0, k.form.acc())
+	none := contractInt(-1)
+	k.loop(lo, hi, 1, []value.Value{none, none}, func(t value.Value, c []value.Value) []value.Value {
+		return k.tile(t, c[0], c[1])
+	})
+	k.ret()
+}
+
+func (k *contractEmitter) div(x value.Value, by int64) value.Value {
+	if by == 1 {
+		return x
+	}
+	return k.cur.NewUDiv(x, contractInt(by))
+}
+
+func (k *contractEmitter) rest(x value.Value, by int64) value.Value {
+	if by == 1 {
+		return contractInt(0)
+	}
+	return k.cur.NewURem(x, contractInt(by))
+}
+
+// times is x·c, leaving out the trivial ones.
+func (k *contractEmitter) times(x value.Value, c int64) value.Value {
+	switch c {
+	case 0:
+		return contractInt(0)
+	case 1:
+		return x
+	}
+	return k.mul(x, contractInt(c))
+}
+
+// share is the first unit of part i when n units are cut into parts.
+func (k *contractEmitter) share(i value.Value, n, parts int64) value.Value {
+	return k.div(k.times(i, n), parts)
+}
+
+// tile computes one tile; curA and curB name the blocks that are packed in scratch.
+func (k *contractEmitter) tile(t, curA, curB value.Value) []value.Value {
+	per := k.tilesM * k.tilesN
+	batch, inner := k.div(t, per), k.rest(t, per)
+	var tm, tn value.Value
+	if k.colsOuter {
+		tn, tm = k.div(inner, k.tilesM), k.rest(inner, k.tilesM)
+	} else {
+		tm, tn = k.div(inner, k.tilesN), k.rest(inner, k.tilesN)
+	}
+	one := contractInt(1)
+	p0 := k.share(tm, k.panels, k.tilesM)
+	p1 := k.share(k.add(tm, one), k.panels, k.tilesM)
+	unit := max(1, kern.Lanes/(k.nv*k.lanes))
+	units := contractCeilDiv(k.groups, unit)
+	g0 := k.times(k.share(tn, units, k.tilesN), unit)
+	g1 := k.min(k.times(k.share(k.add(tn, one), units, k.tilesN), unit), contractInt(k.groups))
+	rowOf := func(p value.Value) value.Value {
+		return k.add(k.times(p, k.hLo), k.min(p, contractInt(k.tall)))
+	}
+	row0 := rowOf(p0)
+	col0 := k.times(g0, k.nv*k.lanes)
+	col1 := k.min(k.times(g1, k.nv*k.lanes), contractInt(k.cols.Size))
+
+	// Offsets of the batch item.
+	offA, offB, offC := value.Value(contractInt(0)), value.Value(contractInt(0)), value.Value(contractInt(0))
+	rest := batch
+	for i := len(k.c.Batch) - 1; i >= 0; i-- {
+		ax := k.c.Batch[i]
+		idx := k.rest(rest, ax.Size)
+		if i == 0 {
+			idx = rest
+		}
+		rest = k.div(rest, ax.Size)
+		offA = k.add(offA, k.times(idx, k.a.batch[i]))
+		offB = k.add(offB, k.times(idx, k.b.batch[i]))
+		offC = k.add(offC, k.times(idx, ax.StrideC))
+	}
+	// The start of a block names it: blocks of an operand that begin at the same
+	// element are the same block only with the same batch offset, which it contains,
+	// and the same row, unless a stride is 0; then the row decides.
+	idA := k.add(k.times(offA, k.rows.Size+1), row0)
+	idB := k.add(k.times(offB, k.cols.Size+1), col0)
+	needA := k.cur.NewICmp(enum.IPredNE, idA, curA)
+	needB := k.cur.NewICmp(enum.IPredNE, idB, curB)
+	srcA := k.gep(contractSrc(k.a.dt), k.cast(k.ptrs[k.a.arg], contractSrc(k.a.dt)), k.add(offA, k.times(row0, k.a.w)))
+	srcB := k.gep(contractSrc(k.b.dt), k.cast(k.ptrs[k.b.arg], contractSrc(k.b.dt)), k.add(offB, k.times(col0, k.b.w)))
+
+	step := func(kb value.Value) {
+		k0 := k.times(kb, k.kc)
+		kc := k.min(k.sub(contractInt(k.k), k0), contractInt(k.kc))
+		a, b := k.areaA, k.areaB
+		if k.keepA {
+			a = k.gep(k.form.elem(), a, k.times(kb, k.slotA))
+		}
+		if k.keepB {
+			b = k.gep(k.form.elem(), b, k.times(kb, k.slotB))
+		}
+		packA := func() {
+			// Tall panels first, then short ones.
+			nTall := k.sub(k.cur.NewSelect(k.cur.NewICmp(enum.IPredSLT, p1, contractInt(k.tall)), p1, contractInt(k.tall)), p0)
+			if k.tall > 0 {
+				k.when(k.cur.NewICmp(enum.IPredSGT, nTall, contractInt(0)), func() {
+					k.pack(0, &k.a, a, srcA, k0, kc, contractInt(k.hHi()), k.times(nTall, k.hHi()), k.psA)
+				})
+			}
+			nt := k.cur.NewSelect(k.cur.NewICmp(enum.IPredSGT, nTall, contractInt(0)), nTall, contractInt(0))
+			nShort := k.sub(k.sub(p1, p0), nt)
+			k.when(k.cur.NewICmp(enum.IPredSGT, nShort, contractInt(0)), func() {
+				k.pack(0, &k.a, k.gep(k.form.elem(), a, k.times(nt, k.psA)),
+					k.gep(contractSrc(k.a.dt), srcA, k.times(k.times(nt, k.hHi()), k.a.w)),
+					k0, kc, contractInt(k.hLo), k.times(nShort, k.hLo), k.psA)
+			})
+		}
+		packB := func() {
+			k.pack(1, &k.b, b, srcB, k0, kc, contractInt(k.lanes), k.sub(col1, col0), k.psB)
+		}
+		if k.keepA {
+			k.when(needA, packA)
+		} else {
+			packA()
+		}
+		if k.keepB {
+			k.when(needB, packB)
+		} else {
+			packB()
+		}
+		k.macro(kb, kc, a, b, batch, offC, p0, p1, g0, g1, row0, col0, col1, rowOf)
+	}
+	if k.nk == 1 {
+		step(contractInt(0))
+	} else {
+		k.loop(contractInt(0), contractInt(k.nk), 1, nil, func(kb value.Value, _ []value.Value) []value.Value {
+			step(kb)
+			return nil
+		})
+	}
+	if k.swap && !k.direct {
+		k.finishSwapped(batch, offC, col0, col1)
+	}
+	return []value.Value{idA, idB}
+}
+
+// pack copies kc steps from k0 of one operand's block into panels, run by run of the
+// innermost K axis where there are several.
+func (k *contractEmitter) pack(side int, o *contractOperand, dst, src, k0, kc, w, n value.Value, ps int64) {
+	f := contractPack(k.m, k.t, o.dt, k.form, o.kind, o.width, o.path, side == 1)
+	last := len(o.k) - 1
+	koff := func(pos value.Value) value.Value { // offset of chain position pos
+		off := value.Value(contractInt(0))
+		for i := last; i >= 0; i-- {
+			idx := pos
+			if i > 0 {
+				idx = k.rest(pos, k.kSizes[i])
+			}
+			off = k.add(off, k.times(idx, o.k[i]))
+			pos = k.div(pos, k.kSizes[i])
+		}
+		return off
+	}
+	st := contractSrc(o.dt)
+	switch {
+	case o.path == contractPathT:
+		tab := k.tabs[side]
+		k.loop(contractInt(0), kc, 1, nil, func(i value.Value, _ []value.Value) []value.Value {
+			k.store(koff(k.add(k0, i)), k.gep(types.I64, tab, i), 8)
+			return nil
+		})
+		k.cur.NewCall(f, dst, src, contractInt(o.w), contractInt(0), kc, w, n, contractInt(ps), tab)
+	case last <= 0:
+		ks := int64(1)
+		if last == 0 {
+			ks = o.k[0]
+		}
+		k.cur.NewCall(f, dst, k.gep(st, src, k.times(k0, ks)), contractInt(o.w), contractInt(ks), kc, w, n, contractInt(ps))
+	default:
+		end := k.add(k0, kc)
+		inner := k.kSizes[last]
+		// A run ends where the innermost axis does; the loop's step is the run's length.
+		head, body, exit := k.contractB.block("runs"), k.contractB.block("run"), k.contractB.block("packed")
+		pre := k.cur
+		pre.NewBr(head)
+		pos := head.NewPhi(ir.NewIncoming(k0, pre))
+		head.NewCondBr(head.NewICmp(enum.IPredSLT, pos, end), body, exit)
+		k.cur = body
+		run := k.min(k.sub(contractInt(inner), k.rest(pos, inner)), k.sub(end, pos))
+		row := k.sub(pos, k0)
+		if o.kind == contractPaired {
+			row = k.cur.NewLShr(row, contractInt(1))
+		}
+		k.cur.NewCall(f, k.gep(k.form.elem(), dst, k.times(row, int64(o.width))), k.gep(st, src, koff(pos)),
+			contractInt(o.w), contractInt(o.k[last]), run, w, n, contractInt(ps))
+		next := k.add(pos, run)
+		pos.Incs = append(pos.Incs, ir.NewIncoming(next, k.cur))
+		k.cur.NewBr(head)
+		k.cur = exit
+	}
+}
+
+// macro runs the micro-kernel over the packed blocks, panel by panel of rows.
+func (k *contractEmitter) macro(kb, kc, a, b, batch, offC, p0, p1, g0, g1, row0, col0, col1 value.Value, rowOf func(value.Value) value.Value) {
+	at := k.form.acc()
+	steps := kc
+	switch k.a.kind {
+	case contractPaired:
+		steps = k.cur.NewLShr(k.add(kc, contractInt(1)), contractInt(1))
+	case contractSwapped:
+		steps = k.cur.NewAnd(k.add(kc, contractInt(1)), contractInt(-2))
+	}
+	load := k.cur.NewZExt(k.cur.NewICmp(enum.IPredSGT, kb, contractInt(0)), types.I64)
+	finish := !k.direct && !k.swap
+	k.loop(p0, p1, 1, nil, func(p value.Value, _ []value.Value) []value.Value {
+		row := rowOf(p)
+		ap := k.gep(k.form.elem(), a, k.times(k.sub(p, p0), k.psA))
+		var cp value.Value
+		ldc := k.ldBlock
+		switch {
+		case k.direct:
+			ldc = k.rows.StrideC
+			cp = k.gep(at, k.cast(k.ptrs[2], at), k.add(offC, k.add(k.times(row, ldc), col0)))
+		case k.nk > 1 || k.swap:
+			cp = k.gep(at, k.block, k.times(k.sub(row, row0), ldc))
+		default:
+			cp = k.block
+		}
+		isTall := k.cur.NewICmp(enum.IPredSLT, p, contractInt(k.tall))
+		call := func(g value.Value, vectors int64) {
+			rel := k.sub(g, g0)
+			bp := k.gep(k.form.elem(), b, k.times(rel, k.nv*k.psB))
+			c := k.gep(at, cp, k.times(rel, k.nv*k.lanes))
+			n := value.Value(contractInt(vectors * k.lanes))
+			if k.direct {
+				n = k.sub(contractInt(k.cols.Size), k.times(g, k.nv*k.lanes))
+			}
+			mk := func(h int64) func() {
+				return func() {
+					f := contractMicro(k.m, k.t, k.form, int(h), int(vectors))
+					k.cur.NewCall(f, steps, ap, bp, contractInt(k.lanes), contractInt(k.psB), c, contractInt(ldc), n, load)
+				}
+			}
+			if k.tall > 0 {
+				k.branch(isTall, mk(k.hHi()), mk(k.hLo))
+			} else {
+				mk(k.hLo)()
+			}
+		}
+		whole := k.groups
+		if k.rem > 0 {
+			whole--
+		}
+		if whole > 0 {
+			k.loop(g0, k.min(g1, contractInt(whole)), 1, nil, func(g value.Value, _ []value.Value) []value.Value {
+				call(g, k.nv)
+				return nil
+			})
+		}
+		if k.rem > 0 {
+			k.when(k.cur.NewICmp(enum.IPredEQ, g1, contractInt(k.groups)), func() {
+				call(contractInt(k.groups-1), k.rem)
+			})
+		}
+		if finish {
+			last := k.cur.NewICmp(enum.IPredEQ, kb, contractInt(k.nk-1))
+			k.when(last, func() {
+				h := k.add(contractInt(k.hLo), k.cur.NewZExt(isTall, types.I64))
+				k.loop(contractInt(0), h, 1, nil, func(r value.Value, _ []value.Value) []value.Value {
+					src := k.gep(at, cp, k.times(r, k.ldBlock))
+					k.finishRow(batch, offC, k.add(row, r), col0, col1, src)
+					return nil
+				})
+			})
+		}
+		return nil
+	})
+}
+
+// finishSwapped turns the finished block, whose rows are C's columns, into rows of C.
+func (k *contractEmitter) finishSwapped(batch, offC, col0, col1 value.Value) {
+	at := k.form.acc()
+	n := k.rows.Size
+	buf := k.gep(at, k.block, contractInt(k.ldBlock*n))
+	k.loop(col0, col1, 1, nil, func(m value.Value, _ []value.Value) []value.Value {
+		src := k.gep(at, k.block, k.sub(m, col0))
+		k.loop(contractInt(0), contractInt(n), 1, nil, func(j value.Value, _ []value.Value) []value.Value {
+			v := k.load(at, k.gep(at, src, k.times(j, k.ldBlock)), k.form.size())
+			k.store(v, k.gep(at, buf, j), k.form.size())
+			return nil
+		})
+		k.finishRow(batch, offC, m, contractInt(0), contractInt(n), buf)
+		return nil
+	})
+}
+
+// finishRow takes columns n0 … n1-1 of row m of C, complete, from src.
+func (k *contractEmitter) finishRow(batch, offC, m, n0, n1, src value.Value) {
+	at := k.form.acc()
+	ot := contractSrc(k.c.Out)
+	L := int(k.lanes)
+	out := k.gep(ot, k.cast(k.ptrs[2], ot), k.add(offC, k.add(k.times(m, k.c.M.StrideC), k.times(n0, k.c.N.StrideC))))
+	n := k.sub(n1, n0)
+	if k.c.N.StrideC == 1 {
+		vt := types.NewVector(uint64(L), at)
+		full := k.sub(n, k.cur.NewSRem(n, contractInt(int64(L))))
+		k.loop(contractInt(0), full, int64(L), nil, func(i value.Value, _ []value.Value) []value.Value {
+			k.store(k.narrow(k.c.Out, k.load(vt, k.gep(at, src, i), k.form.size())), k.gep(ot, out, i), k.c.Out.Size())
+			return nil
+		})
+		k.loop(full, n, 1, nil, func(i value.Value, _ []value.Value) []value.Value {
+			k.store(k.narrow(k.c.Out, k.load(at, k.gep(at, src, i), k.form.size())), k.gep(ot, out, i), k.c.Out.Size())
+			return nil
+		})
+		return
+	}
+	k.loop(contractInt(0), n, 1, nil, func(i value.Value, _ []value.Value) []value.Value {
+		v := k.narrow(k.c.Out, k.load(at, k.gep(at, src, i), k.form.size()))
+		k.store(v, k.gep(ot, out, k.times(i, k.c.N.StrideC)), k.c.Out.Size())
+		return nil
+	})
+}
+
+// narrow rounds finished values to C's type, ties to even; a NaN stays one.
+func (k *contractEmitter) narrow(d dtype.Type, v value.Value) value.Value {
+	with := func(t types.Type) types.Type {
+		if vt, ok := v.Type().(*types.VectorType); ok {
+			return types.NewVector(vt.Len, t)
+		}
+		return t
+	}
+	from := k.c.Acc
+	if d == from {
+		return v
+	}
+	switch d {
+	case dtype.F64:
+		return k.cur.NewFPExt(v, with(types.Double))
+	case dtype.F16:
+		return k.cur.NewFPTrunc(v, with(types.Half))
+	case dtype.F32:
+		return k.cur.NewFPTrunc(v, with(types.Float))
+	}
+	// bf16 by integers: add half, and the lowest kept bit less one, then cut.
+	i32 := with(types.I32)
+	x := value.Value(k.cur.NewBitCast(v, i32))
+	odd := k.cur.NewAnd(k.cur.NewLShr(x, contractSplatInt(i32, 16)), contractSplatInt(i32, 1))
+	r := k.cur.NewLShr(k.cur.NewAdd(x, k.cur.NewAdd(odd, contractSplatInt(i32, 0x7fff))), contractSplatInt(i32, 16))
+	nan := k.cur.NewOr(k.cur.NewLShr(x, contractSplatInt(i32, 16)), contractSplatInt(i32, 0x40))
+	return k.cur.NewTrunc(k.cur.NewSelect(k.cur.NewFCmp(enum.FPredUNO, v, v), nan, r), with(types.I16))
+}

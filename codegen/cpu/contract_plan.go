@@ -1,0 +1,351 @@
+package cpu
+
+import (
+	"fmt"
+
+	"reprise/ir/dtype"
+	"reprise/ir/kern"
+)
+
+// contractScratch is the part of a worker's scratch that a contraction fills; the
+// rest is for what an epilogue keeps.
+const contractScratch = (1<<20 - 96<<10)
+
+// contractOperand is one side of the product as the packing sees it.
+type contractOperand struct {
+	arg   int // kernel argument
+	dt    dtype.Type
+	w     int64   // stride along its own axis (rows of A, columns of B)
+	k     []int64 // strides along the K axes
+	batch []int64 // strides along the batch axes
+	kind  contractKind
+	path  contractPath
+	width int // panel width in elements
+}
+
+// contractPlan is every decision of a contraction that follows from its shape.
+// "Rows" are the axis that is broadcast (M, or N when swapped), "columns" the axis
+// along vector lanes.
+type contractPlan struct {
+	c       *kern.Contract
+	t       Target
+	form    contractForm
+	swap    bool
+	a, b    contractOperand
+	rows    kern.Axis // StrideC is that of C
+	cols    kern.Axis
+	k       int64   // length of the whole chain
+	kSizes  []int64 // K axes
+	batches int64
+
+	mr, nv, lanes int64 // micro-tile
+	panels        int64 // panels of rows
+	hLo           int64 // height of a short panel
+	tall          int64 // the first panels, which are one row higher
+	vecs          int64 // vectors of columns
+	groups        int64 // units of nv vectors; the last may have rem
+	rem           int64
+
+	kc, nk       int64 // K block and their number
+	tilesM       int64
+	tilesN       int64
+	colsOuter    bool // tile order: columns outer (B stays packed), else rows outer
+	keepA, keepB bool // all K blocks of the operand's block stay in scratch
+	direct       bool // the micro-kernel works on C itself
+	psA, psB     int64
+	slotA, slotB int64 // elements of one K block of the operand's block
+	ldBlock      int64 // row length of the partial block when not direct
+	bytes        int64 // scratch used
+	cost         float64
+}
+
+func (p *contractPlan) tiles() int64 { return p.batches * p.tilesM * p.tilesN }
+
+// height of panel i is hLo, or one more for the tall ones.
+func (p *contractPlan) hHi() int64 {
+	if p.tall == 0 {
+		return p.hLo
+	}
+	return p.hLo + 1
+}
+
+func contractRoundUp(x, m int64) int64 { return (x + m - 1) / m * m }
+func contractCeilDiv(x, m int64) int64 { return (x + m - 1) / m }
+
+// contractMakePlan decides how c is computed on t, from shape and types alone: the
+// same contraction is cut the same way whatever the number of threads.
+func contractMakePlan(c *kern.Contract, t Target) (*contractPlan, error) {
+	p := &contractPlan{c: c, t: t, form: contractF32, batches: 1, k: 1}
+	switch {
+	case c.Acc == dtype.F64:
+		p.form = contractF64
+	case c.Acc != dtype.F32:
+		return nil, fmt.Errorf("contraction %s accumulates in %s: only f32 and f64 have a packed kernel", c.Name, c.Acc)
+	}
+	for _, d := range []dtype.Type{c.A, c.B} {
+		if !d.IsFloat() || (d == dtype.F64 && c.Acc == dtype.F32) {
+			return nil, fmt.Errorf("contraction %s of %s by %s in %s has no packed kernel", c.Name, c.A, c.B, c.Acc)
+		}
+	}
+	for _, ax := range c.K {
+		p.k *= ax.Size
+		p.kSizes = append(p.kSizes, ax.Size)
+	}
+	for _, ax := range c.Batch {
+		p.batches *= ax.Size
+	}
+	kind := contractPlain
+	if c.A == dtype.BF16 && c.B == dtype.BF16 && c.Acc == dtype.F32 {
+		kind = contractSwapped
+		if t == V4BF16 {
+			kind, p.form = contractPaired, contractPairs
+		}
+	}
+	a := contractOperand{arg: 0, dt: c.A, w: c.M.StrideA, kind: kind}
+	b := contractOperand{arg: 1, dt: c.B, w: c.N.StrideB, kind: kind}
+	for _, ax := range c.K {
+		a.k = append(a.k, ax.StrideA)
+		b.k = append(b.k, ax.StrideB)
+	}
+	for _, ax := range c.Batch {
+		a.batch = append(a.batch, ax.StrideA)
+		b.batch = append(b.batch, ax.StrideB)
+	}
+	p.lanes = int64(t.contractLanes(p.form))
+	mr, nv := t.contractRegs()
+	p.mr, p.nv = int64(mr), int64(nv)
+	p.rows, p.cols = c.M, c.N
+	direct := c.Epilogue == nil && c.Out == c.Acc
+	// Few columns would leave lanes idle: put the other axis along them. And where C
+	// can be written in place only that way, do so too.
+	if contractSwapPays(c.M.Size, c.N.Size, p.lanes) || (direct && c.N.StrideC != 1 && c.M.StrideC == 1 && c.N.Size > 1) {
+		p.swap = true
+		a, b = b, a
+		p.rows, p.cols = c.N, c.M
+	}
+	a.width, b.width = contractRow, int(p.lanes)
+	for _, o := range []*contractOperand{&a, &b} {
+		o.path = p.packPath(o)
+	}
+	p.a, p.b = a, b
+	p.direct = direct && (p.cols.StrideC == 1 || p.cols.Size == 1)
+	p.split()
+	if err := p.choose(); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// contractSwapPays tells whether m rows along the lanes, n broadcast, takes clearly
+// fewer steps than the reverse.
+func contractSwapPays(m, n, lanes int64) bool {
+	straight := m * contractRoundUp(n, lanes)
+	swapped := n * contractRoundUp(m, lanes)
+	return n < 64 && swapped*5 < straight*4
+}
+
+// packPath picks the packing routine for an operand's strides.
+func (p *contractPlan) packPath(o *contractOperand) contractPath {
+	last := int64(1)
+	if len(o.k) > 0 {
+		last = o.k[len(o.k)-1]
+	}
+	if o.kind != contractPlain && len(o.k) > 1 && p.kSizes[len(o.k)-1]%2 == 1 {
+		return contractPathT
+	}
+	switch {
+	case o.w == 1:
+		return contractPathW
+	case last == 1:
+		return contractPathK
+	}
+	return contractPathG
+}
+
+// split cuts rows into panels of nearly equal height, so that at most two
+// micro-kernel heights are needed and none runs nearly empty.
+func (p *contractPlan) split() {
+	// Few rows leave registers free: take more vectors at once.
+	if p.rows.Size < p.mr {
+		p.mr = p.rows.Size
+		regs := int64(24)
+		if p.t == V3 {
+			regs = 12
+		}
+		p.nv = min(8, max(1, regs/max(1, p.mr)))
+		p.nv = 1 << (bitsLen(p.nv) - 1)
+	}
+	p.panels = max(1, contractCeilDiv(p.rows.Size, p.mr))
+	p.hLo = p.rows.Size / p.panels
+	p.tall = p.rows.Size % p.panels
+	p.vecs = contractCeilDiv(p.cols.Size, p.lanes)
+	p.nv = max(1, min(p.nv, p.vecs))
+	p.groups = contractCeilDiv(p.vecs, p.nv)
+	p.rem = p.vecs % p.nv
+}
+
+func bitsLen(x int64) int {
+	n := 0
+	for ; x > 0; x >>= 1 {
+		n++
+	}
+	return n
+}
+
+// choose fills in the blocking with the least estimated time.
+func (p *contractPlan) choose() error {
+	best := *p
+	best.cost = -1
+	// Strips of an epilogue begin at multiples of kern.Lanes.
+	unit := max(1, kern.Lanes/(p.nv*p.lanes))
+	units := contractCeilDiv(p.groups, unit)
+	for _, target := range []int64{192, 256, 320, 384, 512, 640, 768, 1024, 1536} {
+		nk := max(1, contractCeilDiv(p.k, target))
+		kc := contractRoundUp(contractCeilDiv(max(1, p.k), nk), 4)
+		nk = max(1, contractCeilDiv(p.k, kc))
+		for _, tm := range contractCuts(p.panels) {
+			for _, tn := range contractCuts(units) {
+				for variant := range 8 {
+					q := *p
+					q.kc, q.nk, q.tilesM, q.tilesN = kc, nk, tm, tn
+					q.colsOuter = variant&1 == 0
+					q.keepA, q.keepB = variant&2 != 0, variant&4 != 0
+					if nk == 1 && !(q.keepA && q.keepB) {
+						continue
+					}
+					if q.swap && !q.direct && tm > 1 {
+						continue // an epilogue row must be whole
+					}
+					q.layout(unit)
+					if q.bytes > contractScratch {
+						continue
+					}
+					q.cost = q.estimate(unit)
+					if best.cost < 0 || q.cost < best.cost {
+						best = q
+					}
+				}
+			}
+		}
+	}
+	if best.cost < 0 {
+		return fmt.Errorf("contraction %s: no blocking fits the scratch of a worker", p.c.Name)
+	}
+	*p = best
+	return nil
+}
+
+// contractCuts lists sensible numbers of tiles for n units.
+func contractCuts(n int64) []int64 {
+	var out []int64
+	for i := int64(1); i <= n; {
+		out = append(out, i)
+		switch {
+		case i < 24:
+			i++
+		case i < 96:
+			i += 3
+		default:
+			i += max(6, i/8/6*6)
+		}
+	}
+	return out
+}
+
+// layout computes panel strides and scratch use.
+func (p *contractPlan) layout(unit int64) {
+	rowsPacked := p.kc
+	if p.form == contractPairs {
+		rowsPacked = (p.kc + 1) / 2
+	}
+	// A packing routine may write up to a vector of rows past the end. The odd two
+	// rows keep panels from falling on the same cache sets.
+	slack := int64(0)
+	if len(p.kSizes) > 1 {
+		slack = p.lanes // the last run of an inner K axis begins anywhere
+	}
+	depth := contractRoundUp(rowsPacked+slack, 16) + 2
+	p.psA, p.psB = depth*int64(p.a.width), depth*int64(p.b.width)
+	maxPanels := contractCeilDiv(p.panels, p.tilesM)
+	maxVecs := contractCeilDiv(contractCeilDiv(p.groups, unit), p.tilesN) * unit * p.nv
+	p.slotA, p.slotB = maxPanels*p.psA, maxVecs*p.psB
+	size := p.form.size()
+	slots := func(keep bool) int64 {
+		if keep {
+			return p.nk
+		}
+		return 1
+	}
+	p.bytes = contractRoundUp(p.slotA*slots(p.keepA)*size, 64) + contractRoundUp(p.slotB*slots(p.keepB)*size, 64)
+	if !p.direct {
+		p.ldBlock = maxVecs*p.lanes + 16
+		rows := p.hHi()
+		if p.nk > 1 || p.swap {
+			rows *= maxPanels
+		}
+		p.bytes += rows * p.ldBlock * size
+	}
+	for _, o := range []contractOperand{p.a, p.b} {
+		if o.path == contractPathT {
+			p.bytes += p.kc * 8
+		}
+	}
+}
+
+// estimate is the modelled time in cycles of one core, with the imbalance of two and
+// three threads averaged in. The constants are measured on Zen 4.
+func (p *contractPlan) estimate(unit int64) float64 {
+	m, n, k := float64(p.rows.Size), float64(p.vecs*p.lanes), float64(p.k)
+	L := float64(p.lanes)
+	bt := float64(p.batches)
+	size := float64(p.form.size())
+	kk := k
+	if p.form == contractPairs {
+		kk = k / 2
+	}
+	micro := bt * m * float64(p.vecs) * kk
+	// Each call of the micro-kernel: prologue, and its accumulators in and out.
+	calls := bt * float64(p.panels*p.groups*p.nk)
+	over := calls*40 + bt*m*float64(p.vecs)*float64(2*p.nk)*1.5
+	// Packing, cycles an element.
+	per := func(o contractOperand) float64 {
+		c := map[contractPath]float64{contractPathW: 0.14, contractPathK: 0.3, contractPathG: 1.5, contractPathT: 3}[o.path]
+		if o.width == contractRow && o.path == contractPathW {
+			c = 0.25
+		}
+		return c
+	}
+	timesA, timesB := float64(p.tilesN), float64(p.tilesM)
+	if p.keepA && (!p.colsOuter || p.tilesM == 1) {
+		timesA = 1
+	}
+	if p.keepB && (p.colsOuter || p.tilesN == 1) {
+		timesB = 1
+	}
+	pack := bt * (timesA*m*k*per(p.a) + timesB*n*k*per(p.b))
+	// What does not stay in the first 768 KiB of L2 comes from L3.
+	tileM, tileN := m/float64(p.tilesM), n/float64(p.tilesN)
+	work := float64(p.bytes)
+	if p.direct && p.nk > 1 {
+		work += tileM * tileN * size
+	}
+	spill := 0.0
+	if p.direct {
+		spill = bt * m * n * size * float64(2*p.nk-1) * 0.02
+		if work > 1<<20 && p.nk > 1 {
+			spill = bt * m * n * size * float64(2*p.nk-1) * 0.05
+		}
+	}
+	if p.bytes > 800<<10 {
+		over += micro * 0.01
+	}
+	tiles := float64(p.tiles())
+	total := micro + over + pack + spill + tiles*150
+	balance := 0.0
+	for _, th := range []int64{1, 2, 3} {
+		most := contractCeilDiv(p.tiles(), th)
+		balance += float64(most*th) / tiles
+	}
+	_ = L
+	return total * balance / 3
+}
