@@ -254,3 +254,6 @@ func elemText(t *tensor.Tensor, i int64) string {
 	}
 	return fmt.Sprintf("0x%x", b)
 }
+
+// String is the text form of a list of attributes, " {a=1}", or "".
+func (as Attrs) String() string { return attrsText(as) }
