@@ -138,6 +138,9 @@ func (g *attentionGen) forward() int {
 		scores.trim = attentionAbove
 	}
 	weigh := attentionProduct{aRow: 1, aK: n, bK: g.ks, cRow: g.qs, n: g.Dim, init: attentionRescale}
+	if g.Causal {
+		weigh.trim = attentionTail
+	}
 	scoresFn, weighFn := scores.fn(g.m, g.t), weigh.fn(g.m, g.t)
 	transpose := attentionTranspose(g.m, g.t, g.qs, g.Dim)
 
@@ -192,7 +195,21 @@ func (g *attentionGen) forward() int {
 							return e.philox(key, lanes(0), lanes(1))
 						})
 				})
-				e.b.NewCall(weighFn, st, e.at(v, ro), o, rows, keys, attentionI(0), attentionF(0), alphas)
+				vb := e.at(v, ro)
+				g.sparing(e, cut, func(edge value.Value) value.Value {
+					return g.anyNonFinite(e, vb, e.b.NewSelect(edge, keys, attentionI(0)), g.ks)
+				}, func(spare value.Value) {
+					e.b.NewCall(weighFn, st, vb, o, rows, keys, spare, attentionF(0), alphas)
+				}, func(some value.Value) value.Value {
+					return g.anyNegativeZero(e, o, e.b.NewSelect(some, rows, attentionI(0)), g.qs)
+				}, func() {
+					one := e.splatF(1)
+					e.eachI(n, e.w, func(i value.Value) { e.store(one, e.at(part, i)) })
+					g.spared(e, rows, keys, cut, func(i, j, left value.Value) {
+						e.b.NewCall(weighFn, e.at(st, e.add(i, e.mulI(j, n))), e.at(vb, e.mulI(j, g.ks)), e.at(o, e.mulI(i, g.qs)),
+							attentionI(1), left, attentionI(n), attentionF(0), part)
+					})
+				})
 			})
 
 			e.each(attentionI(0), rows, 1, func(i value.Value) {
@@ -295,6 +312,72 @@ func (g *attentionGen) softmax(e *attentionFn, s, pm, pl, palpha, part value.Val
 	e.store(e.fma(e.loadV(pl), alpha, sums[0]), pl)
 }
 
+// sparing runs a block product whose A is zero where the causal mask hides it, and
+// leaves those terms out where that can't change a bit: fma(+0, x, acc) is acc for
+// every finite x and every acc but −0. odd tells (of a pair of blocks on the edge of
+// the mask; it gets that as a condition) whether something speaks against it, product
+// runs with the cut to use; afterwards left tells whether a chain that was cut short
+// stands at −0 (nil: the terms left out come first, and odd has looked at that), and
+// repair runs them after all.
+func (g *attentionGen) sparing(e *attentionFn, cut value.Value, odd func(edge value.Value) value.Value,
+	product func(spare value.Value), left func(some value.Value) value.Value, repair func()) {
+	const n = attentionBlockRows
+	if !g.Causal {
+		product(attentionI(n))
+		return
+	}
+	edge := e.less(cut, attentionI(n-1))
+	spare := e.b.NewAnd(edge, e.b.NewXor(odd(edge), constant.True))
+	product(e.b.NewSelect(spare, cut, attentionI(n)))
+	if left != nil {
+		e.when(left(spare), repair)
+	}
+}
+
+// spared runs body for every row i of queries that has keys it does not see: left
+// of them from j on.
+func (g *attentionGen) spared(e *attentionFn, rows, keys, cut value.Value, body func(i, j, left value.Value)) {
+	e.each(attentionI(0), rows, 1, func(i value.Value) {
+		j := e.max(e.addI(e.add(i, cut), 1), attentionI(0))
+		e.when(e.less(j, keys), func() { body(i, j, e.sub(keys, j)) })
+	})
+}
+
+// anyNonFinite tells whether any element of n rows of the head dimension is infinite
+// or NaN.
+func (g *attentionGen) anyNonFinite(e *attentionFn, p, n value.Value, stride int64) value.Value {
+	zero := constant.NewZeroInitializer(e.vec(types.Float))
+	sum := g.overRows(e, p, n, stride, zero, func(x, acc value.Value) value.Value { return e.fma(x, zero, acc) })
+	return e.any(e.b.NewFCmp(enum.FPredUNO, sum, sum))
+}
+
+// anyNegativeZero tells whether any element of n rows of the head dimension is −0,
+// which read as an integer is the least one.
+func (g *attentionGen) anyNegativeZero(e *attentionFn, p, n value.Value, stride int64) value.Value {
+	least := g.overRows(e, p, n, stride, constant.NewZeroInitializer(e.vec(types.I32)), func(x, acc value.Value) value.Value {
+		i := e.b.NewBitCast(x, e.vec(types.I32))
+		return e.b.NewSelect(e.b.NewICmp(enum.IPredSLT, i, acc), i, acc)
+	})
+	return e.any(e.b.NewICmp(enum.IPredEQ, least, e.splatU32(1<<31)))
+}
+
+// overRows folds the registers of n rows of the head dimension.
+func (g *attentionGen) overRows(e *attentionFn, p, n value.Value, stride int64, init value.Value, join func(x, acc value.Value) value.Value) value.Value {
+	return e.loop(attentionI(0), n, 1, []value.Value{init}, func(i value.Value, c []value.Value) []value.Value {
+		row := e.at(p, e.mulI(i, stride))
+		full := g.Dim / e.w * e.w
+		if full > 0 {
+			c = e.loop(attentionI(0), attentionI(full), e.w, c, func(d value.Value, c []value.Value) []value.Value {
+				return []value.Value{join(e.loadV(e.at(row, d)), c[0])}
+			})
+		}
+		if full < g.Dim {
+			c = []value.Value{join(e.loadN(e.atI(row, full), g.Dim-full), c[0])}
+		}
+		return c
+	})[0]
+}
+
 // backward writes the gradient kernel: key blocks in order, and for each the query
 // blocks in order, so that the chains of dk and dv run over the inner loop and
 // those of dq over the outer one; the gradients themselves hold the unfinished chains.
@@ -312,6 +395,9 @@ func (g *attentionGen) backward() int {
 	}
 	keySide := attentionProduct{aRow: 1, aK: n, bK: g.qs, cRow: g.ks, n: g.Dim, init: attentionStored}
 	querySide := attentionProduct{aRow: n, aK: 1, bK: g.ks, cRow: g.qs, n: g.Dim, init: attentionStored}
+	if g.Causal {
+		keySide.trim, querySide.trim = attentionHead, attentionTail
+	}
 	scoresFn, dprobsFn := scores.fn(g.m, g.t), dprobs.fn(g.m, g.t)
 	keySideFn, querySideFn := keySide.fn(g.m, g.t), querySide.fn(g.m, g.t)
 	transpose := attentionTranspose(g.m, g.t, g.ks, g.Dim)
@@ -364,9 +450,27 @@ func (g *attentionGen) backward() int {
 									return e.philox(key, e.b.NewAdd(base, e.everyOther(half)), e.b.NewAdd(base, e.everyOther(half+1)))
 								})
 						})
-						e.b.NewCall(keySideFn, s, e.at(dout, qb), e.at(dv, kb), keys, rows, cut, none, s)
-						e.b.NewCall(keySideFn, dp, e.at(q, qb), e.at(dk, kb), keys, rows, cut, none, s)
-						e.b.NewCall(querySideFn, dp, e.at(k, kb), e.at(dq, qb), rows, keys, cut, none, s)
+						for _, x := range [][3]value.Value{{s, e.at(dout, qb), e.at(dv, kb)}, {dp, e.at(q, qb), e.at(dk, kb)}} {
+							g.sparing(e, cut, func(edge value.Value) value.Value {
+								odd := g.anyNonFinite(e, x[1], e.b.NewSelect(edge, rows, attentionI(0)), g.qs)
+								return e.b.NewOr(odd, g.anyNegativeZero(e, x[2], e.b.NewSelect(edge, keys, attentionI(0)), g.ks))
+							}, func(spare value.Value) {
+								e.b.NewCall(keySideFn, x[0], x[1], x[2], keys, rows, spare, none, s)
+							}, nil, nil)
+						}
+						from, to := e.at(k, kb), e.at(dq, qb)
+						g.sparing(e, cut, func(edge value.Value) value.Value {
+							return g.anyNonFinite(e, from, e.b.NewSelect(edge, keys, attentionI(0)), g.ks)
+						}, func(spare value.Value) {
+							e.b.NewCall(querySideFn, dp, from, to, rows, keys, spare, none, s)
+						}, func(some value.Value) value.Value {
+							return g.anyNegativeZero(e, to, e.b.NewSelect(some, rows, attentionI(0)), g.qs)
+						}, func() {
+							g.spared(e, rows, keys, cut, func(i, j, left value.Value) {
+								e.b.NewCall(querySideFn, e.at(dp, e.add(e.mulI(i, n), j)), e.at(from, e.mulI(j, g.ks)), e.at(to, e.mulI(i, g.qs)),
+									attentionI(1), left, attentionI(n), none, s)
+							})
+						})
 					})
 				})
 			})

@@ -21,14 +21,18 @@ const (
 	attentionRescale attentionInit = "r" // the stored C times a factor of its row
 )
 
-// attentionTrim is which rows of a block product need not be computed, since a
-// causal mask overwrites them.
+// attentionTrim is what a causal mask spares a block product: rows that the mask
+// overwrites, or the part of a chain where A is +0. The latter changes no bits as long
+// as B is finite there and the chain stands at anything but −0; the caller sees to
+// that, or passes a cut of 64, which spares nothing.
 type attentionTrim string
 
 const (
 	attentionFull  attentionTrim = ""
 	attentionAbove attentionTrim = "u" // rows m ≤ n + cut are wanted (rows are keys)
 	attentionBelow attentionTrim = "l" // rows m ≥ n − cut are wanted (rows are queries)
+	attentionHead  attentionTrim = "h" // A is zero where k < m − cut (rows are keys): begin there
+	attentionTail  attentionTrim = "t" // A is zero where k > m + cut (rows are queries): stop there
 )
 
 // attentionProduct is a block product C[m,n] = chain over k of fma(A[m,k], B[k,n], ·)
@@ -83,8 +87,15 @@ func (p attentionProduct) fn(m *ir.Module, t Target) *ir.Func {
 				end = e.add(lo, e.mulI(e.divI(e.sub(hi, lo), r), r))
 			}
 			e.each(lo, end, r, func(m0 value.Value) {
+				k0, k1 := attentionI(0), value.Value(k)
+				switch p.trim {
+				case attentionHead:
+					k0 = e.min(e.max(e.sub(m0, cut), k0), k)
+				case attentionTail:
+					k1 = e.max(e.min(e.addI(e.add(m0, cut), r), k), k0)
+				}
 				p.tile(e, e.at(a, e.mulI(m0, p.aRow)), e.at(b, n0), e.at(c, e.add(e.mulI(m0, p.cRow), n0)),
-					k, scale, e.at(alpha, m0), r, vecs, last)
+					k0, k1, scale, e.at(alpha, m0), r, vecs, last)
 			})
 			lo = end
 		}
@@ -103,8 +114,8 @@ func (p attentionProduct) fn(m *ir.Module, t Target) *ir.Func {
 }
 
 // tile is one micro-tile of rows × vecs registers of which the last has only last
-// columns: its accumulators live in registers over the whole chain.
-func (p attentionProduct) tile(e *attentionFn, a, b, c, k, scale, alpha value.Value, rows, vecs, last int64) {
+// columns: its accumulators live in registers over the chain from k0 to k1.
+func (p attentionProduct) tile(e *attentionFn, a, b, c, k0, k1, scale, alpha value.Value, rows, vecs, last int64) {
 	lanes := func(v int64) int64 {
 		if v == vecs-1 {
 			return last
@@ -129,7 +140,7 @@ func (p attentionProduct) tile(e *attentionFn, a, b, c, k, scale, alpha value.Va
 			}
 		}
 	}
-	acc = e.loop(attentionI(0), k, 1, acc, func(i value.Value, acc []value.Value) []value.Value {
+	acc = e.loop(k0, k1, 1, acc, func(i value.Value, acc []value.Value) []value.Value {
 		ai, bi := e.at(a, e.mulI(i, p.aK)), e.at(b, e.mulI(i, p.bK))
 		bv := make([]value.Value, vecs)
 		for v := range vecs {
@@ -310,4 +321,10 @@ func (e *attentionFn) treeSum(part []value.Value) value.Value {
 		x = e.b.NewFAdd(x, e.shuffle(x, x, idx))
 	}
 	return e.b.NewExtractElement(x, constant.NewInt(types.I32, 0))
+}
+
+// any tells whether any lane of a mask is set.
+func (e *attentionFn) any(mask value.Value) value.Value {
+	bits := e.b.NewBitCast(mask, types.NewInt(uint64(e.w)))
+	return e.b.NewICmp(enum.IPredNE, bits, constant.NewInt(types.NewInt(uint64(e.w)), 0))
 }

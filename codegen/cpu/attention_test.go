@@ -131,6 +131,30 @@ func attentionNew(r *rand.Rand, a kern.Attention) *attentionCase {
 	return c
 }
 
+// harden strews in what makes −0 and NaN: zeros of both signs, denormals, and with
+// wild also infinities.
+func (c *attentionCase) harden(r *rand.Rand, wild bool) {
+	inf := float32(math.Inf(1))
+	for _, x := range [][]float32{c.q, c.k, c.v, c.dout} {
+		for i := range x {
+			switch r.IntN(12) {
+			case 0:
+				x[i] = float32(math.Copysign(0, -1))
+			case 1, 2, 3, 4, 5:
+				x[i] *= 0x1p-140
+			case 6, 7:
+				x[i] *= 0x1p-70
+			case 8:
+				x[i] *= 8
+			case 9:
+				if wild && r.IntN(300) == 0 {
+					x[i] = []float32{inf, -inf}[r.IntN(2)]
+				}
+			}
+		}
+	}
+}
+
 func (c *attentionCase) reference() {
 	c.out, c.lse = attnref.Forward(&c.a, c.q, c.k, c.v, &c.key)
 	c.dq, c.dk, c.dv = attnref.Backward(&c.a, c.q, c.k, c.v, c.out, c.lse, c.dout, &c.key)
@@ -196,11 +220,22 @@ func attentionShapes() []kern.Attention {
 }
 
 func TestAttentionEqualsReference(t *testing.T) {
-	shapes := attentionShapes()
-	cases := make([]*attentionCase, len(shapes))
-	for i, a := range shapes {
-		cases[i] = attentionNew(rand.New(rand.NewPCG(1, uint64(i))), a)
-		cases[i].reference()
+	var cases []*attentionCase
+	for i, a := range attentionShapes() {
+		c := attentionNew(rand.New(rand.NewPCG(1, uint64(i))), a)
+		c.reference()
+		cases = append(cases, c)
+	}
+	// The same code on data that tries what the causal mask may leave out.
+	for i := range 24 {
+		r := rand.New(rand.NewPCG(5, uint64(i)))
+		a := kern.Attention{Batch: 1, Heads: 2, KVHeads: 1 + r.Int64N(2), Tq: 1 + r.Int64N(140), Dim: 1 + r.Int64N(35),
+			Causal: true, Scale: 0.2, Dropout: []float32{0, 0.2}[i%2], RNG: 77}
+		a.Tk = a.Tq + []int64{0, r.Int64N(100)}[i/2%2]
+		c := attentionNew(r, a)
+		c.harden(r, i%3 == 2)
+		c.reference()
+		cases = append(cases, c)
 	}
 	for _, target := range []Target{V3, V4} {
 		t.Run([]string{"v3", "v4"}[target], func(t *testing.T) {
