@@ -151,6 +151,3 @@ func warmed(s *Scope, done *Tensor, lr float64, warmup int64, after *Tensor) *Te
 	rise := s.Scale(s.AddScalar(done, 1), lr/float64(warmup))
 	return s.Select(s.Less(done, s.Const(dtype.F64, float64(warmup))), rise, after)
 }
-
-// Init gives a state value its first value, of type t, in @init.
-type Init func(s *Scope, t ir.Type) *Tensor

@@ -1,0 +1,303 @@
+package nn
+
+import (
+	"math"
+
+	"reprise/ir"
+	"reprise/ir/dtype"
+	"reprise/ir/tensor"
+)
+
+// Init gives a state value its first value, of type t, in @init.
+type Init func(s *Scope, t ir.Type) *Tensor
+
+// Zeros fills with 0.
+func Zeros(s *Scope, t ir.Type) *Tensor { return s.Full(t, 0) }
+
+// Ones fills with 1.
+func Ones(s *Scope, t ir.Type) *Tensor { return s.Full(t, 1) }
+
+// Fill fills with v.
+func Fill(v float64) Init { return func(s *Scope, t ir.Type) *Tensor { return s.Full(t, v) } }
+
+// Normal draws from a normal distribution of mean 0.
+func Normal(std float64) Init {
+	return func(s *Scope, t ir.Type) *Tensor {
+		return s.Cast(s.Scale(s.random("normal", []*Tensor{s.Key()}, ir.A("shape", t.Shape)), std), t.DType)
+	}
+}
+
+// Uniform draws evenly from [−limit, limit).
+func Uniform(limit float64) Init {
+	return func(s *Scope, t ir.Type) *Tensor {
+		u := s.random("uniform", []*Tensor{s.Key()}, ir.A("shape", t.Shape))
+		return s.Cast(s.AddScalar(s.Scale(u, 2*limit), -limit), t.DType)
+	}
+}
+
+// Xavier is Uniform(√(6/(in+out))) (Glorot and Bengio 2010).
+func Xavier(in, out int64) Init { return Uniform(math.Sqrt(6 / float64(in+out))) }
+
+// Kaiming is Normal(√(2/in)), for layers before a rectifier (He et al. 2015).
+func Kaiming(in int64) Init { return Normal(math.Sqrt(2 / float64(in))) }
+
+// Opt changes a layer's defaults.
+type Opt func(*layer)
+
+type layer struct {
+	bias   bool
+	init   Init
+	eps    float64
+	causal bool
+	drop   float64
+	scale  float64
+}
+
+func options(l layer, opts []Opt) layer {
+	for _, o := range opts {
+		o(&l)
+	}
+	return l
+}
+
+// NoBias leaves out a layer's bias.
+func NoBias() Opt { return func(l *layer) { l.bias = false } }
+
+// WithInit sets the initialiser of a layer's weight.
+func WithInit(init Init) Opt { return func(l *layer) { l.init = init } }
+
+// Eps sets what a norm adds to the variance.
+func Eps(eps float64) Opt { return func(l *layer) { l.eps = eps } }
+
+// Causal lets position i attend to positions up to i only.
+func Causal() Opt { return func(l *layer) { l.causal = true } }
+
+// DropProbs drops attention probabilities in training.
+func DropProbs(p float64) Opt { return func(l *layer) { l.drop = p } }
+
+// Linear maps the last axis of x to out features: y = x·w + b, w [in, out], b [out]. The
+// default initialiser is uniform in ±1/√in.
+func (s *Scope) Linear(name string, x *Tensor, out int64, opts ...Opt) *Tensor {
+	s = s.In(name)
+	if x.Type.Rank() == 0 {
+		s.fail("shape", "linear layer of %v: want at least one axis", x.Type)
+	}
+	in := x.Type.Shape[x.Type.Rank()-1]
+	l := options(layer{bias: true, init: Uniform(1 / math.Sqrt(float64(in)))}, opts)
+	y := s.MatMul(x, s.Param("w", []int64{in, out}, l.init))
+	if l.bias {
+		y = s.Add(y, s.Param("b", []int64{out}, Zeros))
+	}
+	return y
+}
+
+// Embedding is a table of n rows of dim features; Take picks from it and MatMulT with it
+// gives logits of a tied output layer.
+func (s *Scope) Embedding(name string, n, dim int64, opts ...Opt) *Tensor {
+	l := options(layer{init: Normal(0.02)}, opts)
+	return s.In(name).Param("w", []int64{n, dim}, l.init)
+}
+
+// LayerNorm normalises the last axis to mean 0 and variance 1, then applies gain and bias.
+func (s *Scope) LayerNorm(name string, x *Tensor, opts ...Opt) *Tensor {
+	s = s.In(name)
+	l := options(layer{eps: 1e-5}, opts)
+	n := x.Type.Shape[s.axis(x, -1)]
+	g, b := s.Param("g", []int64{n}, Ones), s.Param("b", []int64{n}, Zeros)
+	return s.Op("layer_norm", []*Tensor{x, g, b}, ir.A("eps", l.eps))
+}
+
+// RMSNorm divides the last axis by its root mean square, then applies a gain.
+func (s *Scope) RMSNorm(name string, x *Tensor, opts ...Opt) *Tensor {
+	s = s.In(name)
+	l := options(layer{eps: 1e-5}, opts)
+	n := x.Type.Shape[s.axis(x, -1)]
+	return s.Op("rms_norm", []*Tensor{x, s.Param("g", []int64{n}, Ones)}, ir.A("eps", l.eps))
+}
+
+// Heads cuts the last axis into heads: [B, T, H·D] → [B, T, H, D].
+func (s *Scope) Heads(x *Tensor, heads int64) *Tensor {
+	if x.Type.Rank() != 3 || x.Type.Shape[2]%heads != 0 {
+		s.fail("shape", "%v can't be cut into %d heads", x.Type, heads)
+	}
+	t := x.Type.Shape
+	return s.Reshape(x, t[0], t[1], heads, t[2]/heads)
+}
+
+// Attention is scaled dot-product attention of q [B, Tq, H, D] over k and v
+// [B, Tk, Hk, D], H a multiple of Hk, with scale 1/√D → [B, Tq, H·D].
+func (s *Scope) Attention(q, k, v *Tensor, opts ...Opt) *Tensor {
+	l := options(layer{}, opts)
+	if q.Type.Rank() != 4 || k.Type.Rank() != 4 || v.Type.Rank() != 4 {
+		s.fail("shape", "attention of q %v, k %v, v %v: want [batch, time, heads, dim]", q.Type, k.Type, v.Type)
+	}
+	t := q.Type.Shape
+	attrs := []ir.Attr{ir.A("causal", l.causal), ir.A("scale", 1/math.Sqrt(float64(t[3])))}
+	operands := []*Tensor{q, k, v}
+	if l.drop > 0 && s.g.train {
+		operands = append(operands, s.Key())
+		attrs = append(attrs, ir.A("p", l.drop), ir.A("rng", s.g.rng))
+		s.g.rng++
+	}
+	return s.Reshape(s.Ops("attention", operands, attrs...)[0], t[0], t[1], t[2]*t[3])
+}
+
+// RopeTables is cos and sin of position times frequency, [T, dim/2] each, computed in
+// f64 and rounded: frequency i is theta^(−2i/dim).
+func (s *Scope) RopeTables(T, dim int64, theta float64) (cos, sin *Tensor) {
+	half := dim / 2
+	c, n := tensor.New(dtype.F32, T, half), tensor.New(dtype.F32, T, half)
+	for t := range T {
+		for i := range half {
+			a := float64(t) * math.Pow(theta, -2*float64(i)/float64(dim))
+			c.F32()[t*half+i] = float32(math.Cos(a))
+			n.F32()[t*half+i] = float32(math.Sin(a))
+		}
+	}
+	return s.Array(c), s.Array(n)
+}
+
+// Rope rotates the two halves of each head of x [B, T, H, D] by the tables' angles.
+func (s *Scope) Rope(x, cos, sin *Tensor) *Tensor {
+	return s.Op("rope", []*Tensor{x, cos, sin})
+}
+
+// Conv2D convolves x [N, H, W, C] with a square kernel of the given size and stride,
+// padded so that stride 1 keeps the size → [N, H', W', out]. The default has a bias and
+// Kaiming's initialiser.
+func (s *Scope) Conv2D(name string, x *Tensor, out, size, stride int64, opts ...Opt) *Tensor {
+	s = s.In(name)
+	if x.Type.Rank() != 4 {
+		s.fail("shape", "convolution of %v: want [batch, height, width, channels]", x.Type)
+	}
+	in := x.Type.Shape[3]
+	l := options(layer{bias: true, init: Kaiming(in * size * size)}, opts)
+	w := s.Param("w", []int64{size, size, in, out}, l.init)
+	p := (size - 1) / 2
+	y := s.Op("conv", []*Tensor{x, w}, ir.A("strides", []int64{stride, stride}),
+		ir.A("pad_low", []int64{p, p}), ir.A("pad_high", []int64{size - 1 - p, size - 1 - p}))
+	if l.bias {
+		y = s.Add(y, s.Param("b", []int64{out}, Zeros))
+	}
+	return y
+}
+
+// MaxPool takes the greatest of each size×size window of x [N, H, W, C], windows side by
+// side.
+func (s *Scope) MaxPool(x *Tensor, size int64) *Tensor {
+	return s.Op("max_pool", []*Tensor{x}, ir.A("window", []int64{1, size, size, 1}), ir.A("strides", []int64{1, size, size, 1}))
+}
+
+// BatchNorm normalises the last axis of x over all others. In training it uses the
+// batch's statistics and moves the running ones towards them by momentum (the running
+// variance is the unbiased one); otherwise it uses the running ones. Its buffers are
+// mean, var and the number of batches seen.
+func (s *Scope) BatchNorm(name string, x *Tensor, momentum float64, opts ...Opt) *Tensor {
+	s = s.In(name)
+	l := options(layer{eps: 1e-5}, opts)
+	c := x.Type.Shape[s.axis(x, -1)]
+	g, b := s.Param("g", []int64{c}, Ones), s.Param("b", []int64{c}, Zeros)
+	mean, variance := s.Buffer("mean", dtype.F32, []int64{c}, Zeros), s.Buffer("var", dtype.F32, []int64{c}, Ones)
+	seen := s.Buffer("batches", dtype.I64, nil, Zeros)
+	if !s.g.train {
+		return s.Op("batch_norm_infer", []*Tensor{x, g, b, mean, variance}, ir.A("eps", l.eps))
+	}
+	r := s.Ops("batch_norm", []*Tensor{x, g, b}, ir.A("eps", l.eps))
+	n := float64(x.Type.Len() / c)
+	move := func(old, now *Tensor) *Tensor { return s.Add(s.Scale(old, 1-momentum), s.Scale(now, momentum)) }
+	s.Update("mean", move(mean, r[1]))
+	s.Update("var", move(variance, s.Scale(r[2], n/max(1, n-1))))
+	s.Update("batches", s.Add(seen, s.Int(dtype.I64, 1)))
+	return r[0]
+}
+
+// LSTM runs a long short-term memory over x [B, T, in] from zero state and returns the
+// hidden states [B, T, hidden]. It is unrolled over time; the input's share of all gates
+// is one contraction. Gates are in the order input, forget, cell, output; the forget
+// gate's bias starts at 1.
+func (s *Scope) LSTM(name string, x *Tensor, hidden int64) *Tensor {
+	s = s.In(name)
+	if x.Type.Rank() != 3 {
+		s.fail("shape", "lstm of %v: want [batch, time, features]", x.Type)
+	}
+	B, T, in := x.Type.Shape[0], x.Type.Shape[1], x.Type.Shape[2]
+	u := Uniform(1 / math.Sqrt(float64(hidden)))
+	wx, wh := s.Param("wx", []int64{in, 4 * hidden}, u), s.Param("wh", []int64{hidden, 4 * hidden}, u)
+	b := s.Param("b", []int64{4 * hidden}, func(s *Scope, t ir.Type) *Tensor {
+		z, one := s.Full(ir.T(dtype.F32, hidden), 0), s.Full(ir.T(dtype.F32, hidden), 1)
+		return s.Concat(0, z, one, z, z)
+	})
+	gates := s.Add(s.MatMul(x, wx), b)
+	var h, c *Tensor
+	var hs []*Tensor
+	for t := range T {
+		step := s.Inf("t%d", t)
+		a := step.Reshape(step.Slice(gates, 1, t, t+1), B, 4*hidden)
+		if h != nil {
+			a = step.Add(a, step.MatMul(h, wh))
+		}
+		gate := func(i int64) *Tensor { return step.Slice(a, 1, i*hidden, (i+1)*hidden) }
+		next := step.Mul(step.Sigmoid(gate(0)), step.Tanh(gate(2)))
+		if c != nil {
+			next = step.Add(step.Mul(step.Sigmoid(gate(1)), c), next)
+		}
+		c = next
+		h = step.Mul(step.Sigmoid(gate(3)), step.Tanh(c))
+		hs = append(hs, step.Reshape(h, B, 1, hidden))
+	}
+	return s.Concat(1, hs...)
+}
+
+// MoE is a mixture of SwiGLU experts over x [..., C]: a router picks the top experts of
+// each token, whose outputs are added up with the renormalised router weights. Every
+// pair of token and expert is computed: pairs are sorted by expert, and one grouped
+// contraction runs over all of them, so that no capacity limits an expert. Buffer
+// "tokens" (i32[experts]) counts the pairs. The second result is the load-balancing loss
+// of Switch Transformers (Fedus et al. 2021): experts · Σ share of pairs · mean weight.
+func (s *Scope) MoE(name string, x *Tensor, experts, top, hidden int64, std float64) (y, balance *Tensor) {
+	s = s.In(name)
+	C := x.Type.Shape[s.axis(x, -1)]
+	N := x.Type.Len() / C
+	if top < 1 || top > experts {
+		s.fail("option", "top %d of %d experts: want 1 … %d", top, experts, experts)
+	}
+	flat := s.Reshape(x, N, C)
+
+	// Router, in f32 throughout.
+	r := s.In("router")
+	logits := r.MatMul(r.Cast(flat, dtype.F32), r.Param("w", []int64{C, experts}, Normal(std)))
+	probs := r.Softmax(logits)
+	picked := r.Ops("top_k", []*Tensor{probs}, ir.A("k", top))
+	weights := r.Div(picked[0], r.Reshape(r.Sum(picked[0], -1), N, 1))
+	pairs := r.Reshape(picked[1], N*top)
+	counts := r.Op("histogram", []*Tensor{pairs}, ir.A("bins", experts))
+	seen := s.Buffer("tokens", dtype.I32, []int64{experts}, Zeros)
+	if s.g.train {
+		s.Update("tokens", r.Add(seen, r.Cast(counts, dtype.I32)))
+	}
+
+	// Pairs in the order of their experts, stable: pair i is token i / top.
+	d := s.In("dispatch")
+	order := d.Op("argsort", []*Tensor{pairs}, ir.A("axis", 0))
+	token := d.Div(order, d.Int(order.Type.DType, top))
+	xs := d.Take(flat, token)
+	weight := func(name string, in, out int64) *Tensor {
+		return s.In(name).Param("w", []int64{experts, in, out}, Normal(std))
+	}
+	grouped := func(s *Scope, a, w *Tensor) *Tensor {
+		return s.Op("grouped_contract", []*Tensor{a, w, counts})
+	}
+	gate := s.In("gate").Silu(grouped(s.In("gate"), xs, weight("gate", C, hidden)))
+	up := grouped(s.In("up"), xs, weight("up", C, hidden))
+	ys := grouped(s.In("down"), s.Mul(gate, up), weight("down", hidden, C))
+
+	// Back to the order of tokens, and their weighted sum.
+	m := s.In("combine")
+	back := m.Op("argsort", []*Tensor{order}, ir.A("axis", 0))
+	ys = m.Reshape(m.Take(ys, back), N, top, C)
+	y = m.Sum(m.Mul(ys, m.Reshape(weights, N, top, 1)), 1)
+
+	share := r.Scale(r.Cast(counts, dtype.F32), 1/float64(N*top))
+	balance = r.Scale(r.SumAll(r.Mul(share, r.Mean(probs, 0))), float64(experts))
+	return s.Reshape(y, x.Type.Shape...), balance
+}
