@@ -32,7 +32,7 @@ func (e em) conv(x *ir.Value, d dtype.Type) *ir.Value {
 	if x.Type.DType == d {
 		return x
 	}
-	return e.op1("convert", x, ir.A("dtype", d))
+	return e.op1("convert", x, ir.A("to", d))
 }
 
 // spread is x as a value of shape, x's dimension i being dims[i] of it.

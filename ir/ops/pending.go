@@ -3,7 +3,6 @@ package ops
 import "reprise/ir"
 
 func windowOps() []*ir.OpDef     { return nil }
-func indexOps() []*ir.OpDef      { return nil }
 func sortOps() []*ir.OpDef       { return nil }
 func scanOps() []*ir.OpDef       { return nil }
 func collectiveOps() []*ir.OpDef { return nil }
