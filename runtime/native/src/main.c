@@ -72,7 +72,7 @@ static void help(const options *o) {
                o->program, model->name, model->target, o->program);
     printf("  --threads N       default: the CPUs it may run on, here %d; the result does not depend on it\n"
            "  --json            print JSON, one object a line\n"
-           "  --quiet           print nothing but errors\n"
+           "  --quiet           print nothing but errors (and what --json asks for)\n"
            "  --profile         print where the time went, by layer and kernel\n"
            "  --poison          test: overwrite all memory but the state before each step\n"
            "  --describe        print the signature and the plan as JSON\n"
@@ -323,7 +323,7 @@ static void release(run *t) {
 
 static void print_step(const options *o, const run *t, double loss, const char *bits, double ms, int64_t left, bool progress) {
     double tokens = rp_feeder_tokens(t->feeder) > 0 ? (double)rp_feeder_tokens(t->feeder) / ms * 1e3 : 0;
-    if (o->json && !o->quiet) {
+    if (o->json) {
         printf("{\"step\":%" PRId64 ",\"loss\":", t->g.step);
         print_loss(loss);
         printf(",\"loss_bits\":\"%s\",\"ms\":%.3f", bits, ms);
