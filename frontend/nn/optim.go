@@ -1,7 +1,6 @@
 package nn
 
 import (
-	"reprise/ir"
 	"reprise/ir/dtype"
 )
 

@@ -1,0 +1,206 @@
+// Package frontend turns what a person names as MODEL into a module: a builtin model or
+// a file in the text form. What it is, is told by content first and by name second.
+package frontend
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"reprise/frontend/nn"
+	"reprise/internal/diag"
+	"reprise/ir"
+	"reprise/ir/ops"
+)
+
+// Options say what is wanted of a model.
+type Options struct {
+	Train bool // a training step; otherwise what the model itself is, for builtins inference
+
+	// Settings are training options as key=value (optimizer=adamw, lr=3e-4 …). For a
+	// builtin model they are added to its own, and override them.
+	Settings []string
+
+	Bind map[string][]int64 // shapes of named inputs that a model leaves open
+}
+
+// Model is a resolved MODEL.
+type Model struct {
+	Name   string // for messages and default file names
+	Kind   string // "builtin" or "ir"
+	Spec   string // canonical name, e.g. "builtin:gpt,layers=4" or the path
+	Train  bool   // @step trains: it has a loss and gives parameters new values
+	Module *ir.Module
+	SHA256 string // of the module's text form, hex
+}
+
+// Load resolves MODEL. Errors are *diag.Error.
+func Load(arg string, o Options) (*Model, error) {
+	if spec, ok := strings.CutPrefix(arg, "builtin:"); ok {
+		return loadBuiltin(spec, o)
+	}
+	info, err := os.Stat(arg)
+	if err != nil {
+		return nil, missing(arg, err)
+	}
+	if info.IsDir() {
+		if _, err := os.Stat(filepath.Join(arg, "config.json")); err == nil {
+			return nil, unsupported(arg, "a Hugging Face model directory")
+		}
+		return nil, diag.Errorf("model", "%s is a directory without config.json", arg).WithHint("%s", supported)
+	}
+	data, err := os.ReadFile(arg)
+	if err != nil {
+		return nil, diag.Errorf("file", "can't read %s: %v", arg, errors.Unwrap(err))
+	}
+	what := sniff(arg, data)
+	if what != textForm {
+		return nil, unsupported(arg, what)
+	}
+	m, err := ir.Parse(ops.Table(), arg, string(data))
+	if err != nil {
+		return nil, diag.As(err)
+	}
+	if m.Attrs.Str("stage") != "" {
+		return nil, diag.Errorf("model", "%s is a module of stage %q: it was planned or lowered before", arg, m.Attrs.Str("stage")).
+			WithHint("compile the module that it was made from")
+	}
+	if o.Train && !trains(m) {
+		r, err := nn.ParseRecipe(o.Settings)
+		if err == nil {
+			err = nn.AddTraining(m, r)
+		}
+		if err != nil {
+			return nil, err
+		}
+	} else if len(o.Settings) > 0 {
+		return nil, diag.Errorf("option", "%s: training options (%s) have nowhere to go: the step is finished", arg, strings.Join(o.Settings, ", ")).
+			WithHint("leave them out, or give --train with a module whose @step has %%loss and no new parameters")
+	}
+	base := filepath.Base(arg)
+	return finish(&Model{Name: strings.TrimSuffix(base, filepath.Ext(base)), Kind: "ir", Spec: arg, Module: m}, o)
+}
+
+func loadBuiltin(spec string, o Options) (*Model, error) {
+	u, err := nn.ParseBuiltin(override(spec, o.Settings))
+	if err != nil {
+		return nil, err
+	}
+	m := &Model{Name: u.Builtin.Name, Kind: "builtin", Spec: "builtin:" + u.Spec}
+	if o.Train {
+		m.Module, err = u.Train()
+	} else {
+		m.Module, err = u.Infer()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return finish(m, o)
+}
+
+// override puts settings in place of those of the same key in a builtin's name.
+func override(spec string, settings []string) string {
+	parts := strings.Split(spec, ",")
+	for _, set := range settings {
+		key, _, _ := strings.Cut(set, "=")
+		parts = slices.DeleteFunc(parts, func(p string) bool { return strings.HasPrefix(p, key+"=") })
+	}
+	return strings.Join(append(parts, settings...), ",")
+}
+
+func finish(m *Model, o Options) (*Model, error) {
+	if len(o.Bind) > 0 {
+		return nil, diag.Errorf("option", "%s has no open sizes to bind: its shapes are fixed", m.Spec)
+	}
+	m.Train = trains(m.Module)
+	sum := sha256.Sum256([]byte(m.Module.String()))
+	m.SHA256 = hex.EncodeToString(sum[:])
+	return m, nil
+}
+
+// trains reports whether @step gives a loss and a new value to a parameter.
+func trains(m *ir.Module) bool {
+	step := m.Func("step")
+	if step == nil || step.Result("loss") == nil {
+		return false
+	}
+	return slices.ContainsFunc(step.Results, func(name string) bool {
+		p := step.Param(name)
+		return p != nil && p.Role() == ir.RoleParam
+	})
+}
+
+const textForm = "a module in text form"
+
+// supported names what Load takes.
+const supported = "supported so far: .ir files (docs/ir.md) and builtin:NAME[,key=value…]"
+
+// sniff tells what a file is by its content, or else by its name.
+func sniff(path string, data []byte) string {
+	head := bytes.TrimLeft(data[:min(len(data), 1<<16)], " \t\r\n")
+	for bytes.HasPrefix(head, []byte("//")) || bytes.HasPrefix(head, []byte(";")) {
+		_, rest, _ := bytes.Cut(head, []byte("\n"))
+		head = bytes.TrimLeft(rest, " \t\r\n")
+	}
+	starts := func(s string) bool { return bytes.HasPrefix(head, []byte(s)) }
+	has := func(s string) bool { return bytes.Contains(head, []byte(s)) }
+	switch ext := filepath.Ext(path); {
+	case starts(`module "`), starts("func @"):
+		return textForm
+	case starts("\x7fELF"):
+		return "a compiled program"
+	case starts("module"), starts("func.func"), starts("#loc"), starts(`"builtin.module"`), has("stablehlo."):
+		return "an MLIR module (StableHLO)"
+	case starts("{") && has("reprise.graph/"):
+		return "a graph for the planner"
+	case starts("{") && (has("model_type") || has("architectures")):
+		return "a Hugging Face configuration"
+	case len(data) > 9 && data[8] == '{' && data[7] == 0:
+		return "a safetensors file: weights without a model"
+	case len(data) > 2 && data[0] == 0x08 && data[1] < 32 && !isText(head):
+		return "an ONNX model"
+	case ext == ".ir":
+		return textForm
+	case ext == ".mlir":
+		return "an MLIR module (StableHLO)"
+	case ext == ".onnx":
+		return "an ONNX model"
+	}
+	return "of no form that is known here"
+}
+
+func isText(data []byte) bool {
+	return !bytes.ContainsFunc(data, func(r rune) bool { return r < ' ' && r != '\n' && r != '\r' && r != '\t' })
+}
+
+func unsupported(arg, what string) error {
+	e := diag.Errorf("unsupported", "%s is %s, which can't be compiled", arg, what)
+	switch what {
+	case "a compiled program":
+		return e.WithHint("run it directly, or with: reprise run %s", arg)
+	case "a graph for the planner":
+		return e.WithHint("plan it with: reprise plan %s", arg)
+	}
+	return e.WithHint("%s", supported)
+}
+
+// missing is the error for a file that is not there; a person may have meant a builtin.
+func missing(arg string, err error) error {
+	if !errors.Is(err, fs.ErrNotExist) {
+		return diag.Errorf("file", "can't read %s: %v", arg, errors.Unwrap(err))
+	}
+	e := diag.Errorf("model", "no file %s", arg)
+	name, _, _ := strings.Cut(arg, ",")
+	for _, b := range nn.Builtins() {
+		if b.Name == name {
+			return e.WithHint("did you mean builtin:%s?", arg)
+		}
+	}
+	return e.WithHint("%s", supported)
+}
