@@ -36,6 +36,11 @@ func accSet(t *tensor.Tensor, i int64, b uint64) {
 	t.SetBits(i, b)
 }
 
+func bits32(x float32) uint64 { return uint64(math.Float32bits(x)) }
+func from32(b uint64) float32 { return math.Float32frombits(uint32(b)) }
+func bits64(x float64) uint64 { return math.Float64bits(x) }
+func from64(b uint64) float64 { return math.Float64frombits(b) }
+
 // binary is a two-operand function on raw bits of an accumulation type.
 type binary func(a, b uint64) uint64
 
