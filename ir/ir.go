@@ -484,3 +484,6 @@ func (f *Func) Uses() []int {
 	block(f.Body)
 	return uses
 }
+
+// Family is the family of the op's row.
+func (op *Op) Family() string { return op.Def.Family }

@@ -1,0 +1,360 @@
+// Package remat turns a function into a planning problem, and a plan into a function: it
+// states what the planner may do, and materialises what it decided. It makes no choice itself.
+package remat
+
+import (
+	"fmt"
+
+	"reprise/internal/diag"
+	"reprise/ir"
+	"reprise/passes/lower"
+	"reprise/planner"
+)
+
+// Align is the granularity of memory: sizes are rounded up to it.
+const Align = 64
+
+// RoundUp rounds a number of bytes up to Align.
+func RoundUp(n int64) int64 { return (n + Align - 1) / Align * Align }
+
+// Costs tells what an op costs.
+type Costs interface {
+	// Nanoseconds that the op takes once.
+	Nanoseconds(op *ir.Op, l *lower.Lowered) int64
+	// Workspace bytes that the op needs in the arena beyond l.Workspaces.
+	Workspace(op *ir.Op, l *lower.Lowered) int64
+}
+
+// Problem is a function as a planning problem, with the tables to go back.
+type Problem struct {
+	*planner.Problem
+	Func     *ir.Func
+	Ops      []*ir.Op               // by op index
+	Values   []*ir.Value            // by value index
+	Lowered  []*lower.Lowered       // by op index; nil for views and constants
+	original map[*ir.Op][]*ir.Value // operands before any plan was applied
+	InPlace  map[*ir.Op][][2]int    // state updates that overwrite the old value: (operand, result)
+}
+
+// Det is the determinism of an op with its regions.
+func Det(op *ir.Op) ir.Det {
+	d := op.Det()
+	for _, r := range op.Regions {
+		r.Walk(func(o *ir.Op) { d = max(d, o.Det()) })
+	}
+	return d
+}
+
+// Effect is the effect of an op with its regions.
+func Effect(op *ir.Op) ir.Effect {
+	e := op.Effect()
+	for _, r := range op.Regions {
+		r.Walk(func(o *ir.Op) { e = max(e, o.Effect()) })
+	}
+	return e
+}
+
+// Build states the problem of planning f, which must be grouped. It refuses a function that
+// was planned already.
+func Build(f *ir.Func, costs Costs) (*Problem, error) {
+	if f.Module.Attrs.Str("stage") == "planned" {
+		return nil, diag.Errorf("planned", "module %q was planned already: planning needs the program as it was before", f.Module.Name).
+			WithHint("give the model that this was made from, or the text of an earlier pass (--emit ir)")
+	}
+	p := &Problem{Problem: &planner.Problem{Name: f.Module.Name}, Func: f, InPlace: map[*ir.Op][][2]int{}, original: map[*ir.Op][]*ir.Value{}}
+	index := map[*ir.Value]int{}
+	add := func(v *ir.Value, pv planner.Value) {
+		index[v] = len(p.Values)
+		p.Values = append(p.Values, v)
+		pv.Name = v.Name
+		p.Problem.Values = append(p.Problem.Values, pv)
+	}
+	for _, v := range f.Body.Params {
+		add(v, planner.Value{Bytes: RoundUp(v.Type.Bytes()), Resident: true})
+	}
+	nextStorage := 1
+	for _, op := range f.Body.Ops {
+		if op.Remat != nil {
+			return nil, diag.Errorf("planned", "@%s holds a clone: it was planned already", f.Name)
+		}
+		if lower.IsConstant(op) {
+			// Dense constants stand in the program, not in the arena.
+			add(op.Results[0], planner.Value{Resident: true})
+			continue
+		}
+		po := planner.Op{Name: opName(op), Group: op.Loc.Layer, Det: detOf(Det(op)), Effect: effectOf(Effect(op))}
+		for _, v := range op.Operands {
+			po.Inputs = append(po.Inputs, index[v])
+		}
+		var low *lower.Lowered
+		view := lower.IsView(op)
+		if !view {
+			var err error
+			if low, err = LowerOrControl(op); err != nil {
+				return nil, err
+			}
+			po.Cost = costs.Nanoseconds(op, low)
+			po.Workspace = RoundUp(costs.Workspace(op, low))
+			for _, w := range low.Workspaces {
+				po.Workspace += RoundUp(w)
+			}
+		}
+		for i, r := range op.Results {
+			pv := planner.Value{Bytes: RoundUp(r.Type.Bytes())}
+			if view && residentConst(op.Operands[i]) {
+				pv.Bytes = 0
+			} else if view {
+				src := &p.Problem.Values[index[op.Operands[i]]]
+				if src.Storage == 0 {
+					src.Storage = nextStorage
+					nextStorage++
+				}
+				pv.Storage = src.Storage
+			}
+			add(r, pv)
+			po.Outputs = append(po.Outputs, index[r])
+		}
+		if low != nil {
+			for _, pr := range low.InPlace {
+				if v := op.Operands[pr[0]]; v.Op != nil && !residentView(v) {
+					po.InPlace = append(po.InPlace, [2]int{index[v], index[op.Results[pr[1]]]})
+				}
+			}
+		}
+		p.Ops = append(p.Ops, op)
+		p.original[op] = op.Operands
+		p.Lowered = append(p.Lowered, low)
+		p.Problem.Ops = append(p.Problem.Ops, po)
+	}
+	for _, v := range f.Body.Results {
+		if v.Op != nil {
+			p.Problem.Values[index[v]].Output = true
+		}
+	}
+	p.stateUpdates(index)
+	return p, nil
+}
+
+// residentView: v is memory that lives through the step, or a view of it, or a constant.
+func residentView(v *ir.Value) bool {
+	for v.Op != nil && lower.IsView(v.Op) {
+		v = v.Op.Operands[v.Index]
+	}
+	return v.Op == nil || lower.IsConstant(v.Op)
+}
+
+// residentConst: v is a constant, or a view of one.
+func residentConst(v *ir.Value) bool {
+	for v.Op != nil && lower.IsView(v.Op) {
+		v = v.Op.Operands[v.Index]
+	}
+	return v.Op != nil && lower.IsConstant(v.Op)
+}
+
+// LowerOrControl is lower.Op; control flow has its own lowering (package buffer), which needs
+// no kernel here.
+func LowerOrControl(op *ir.Op) (*lower.Lowered, error) {
+	switch op.Name() {
+	case "while", "if", "case", "call":
+		return &lower.Lowered{}, nil
+	}
+	return lower.Op(op)
+}
+
+// stateUpdates finds the ops that may write a state's new value over the old one: the new value
+// is a result of an op that reads the old one element by element, and no other reader of the old value
+// has to come after it.
+func (p *Problem) stateUpdates(index map[*ir.Value]int) {
+	f := p.Func
+	opIndex := map[*ir.Op]int{}
+	for i, op := range p.Ops {
+		opIndex[op] = i
+	}
+	readers := map[*ir.Value][]*ir.Op{}
+	var note func(v *ir.Value, op *ir.Op)
+	note = func(v *ir.Value, op *ir.Op) {
+		readers[v] = append(readers[v], op)
+		if v.Op != nil && lower.IsView(v.Op) {
+			note(v.Op.Operands[v.Index], op)
+		}
+	}
+	users := map[*ir.Op][]*ir.Op{}
+	for _, op := range p.Ops {
+		for _, v := range op.Operands {
+			note(v, op)
+			if v.Op != nil {
+				users[v.Op] = append(users[v.Op], op)
+			}
+		}
+	}
+	taken := map[*ir.Value]bool{}
+	for i, name := range f.Results {
+		old, v := f.Param(name), f.Body.Results[i]
+		if old == nil || !old.IsState() || v.Op == nil || taken[v] {
+			continue
+		}
+		taken[v] = true
+		op := v.Op
+		low := p.Lowered[opIndex[op]]
+		if low == nil {
+			continue
+		}
+		pair, ok := [2]int{}, false
+		for _, pr := range low.InPlace {
+			if op.Operands[pr[0]] == old && op.Results[pr[1]] == v && !ok {
+				pair, ok = pr, true
+			}
+		}
+		if !ok || p.returned(old, i) {
+			continue
+		}
+		// A reader that the update leads to must see the old value: then it is kept.
+		after := map[*ir.Op]bool{}
+		stack := []*ir.Op{op}
+		for len(stack) > 0 {
+			o := stack[len(stack)-1]
+			stack = stack[:len(stack)-1]
+			for _, u := range users[o] {
+				if !after[u] {
+					after[u] = true
+					stack = append(stack, u)
+				}
+			}
+		}
+		for _, r := range readers[old] {
+			ok = ok && !after[r]
+		}
+		if ok {
+			po := &p.Problem.Ops[opIndex[op]]
+			po.InPlace = append(po.InPlace, [2]int{index[old], index[v]})
+			p.InPlace[op] = append(p.InPlace[op], pair)
+		}
+	}
+}
+
+// returned: the old value is also a result by itself, other than result i.
+func (p *Problem) returned(old *ir.Value, i int) bool {
+	for j, v := range p.Func.Body.Results {
+		for v.Op != nil && lower.IsView(v.Op) {
+			v = v.Op.Operands[v.Index]
+		}
+		if j != i && v == old {
+			return true
+		}
+	}
+	return false
+}
+
+func opName(op *ir.Op) string {
+	name := op.Name()
+	if name == "fused" {
+		name = fusedName(op)
+	}
+	return op.Loc.String() + ":" + name
+}
+
+// fusedName names a unit after what it does last and what it is built around.
+func fusedName(op *ir.Op) string {
+	last, core := "", ""
+	for _, o := range op.Regions[0].Ops {
+		switch n := o.Name(); n {
+		case "broadcast", "constant", "reshape", "iota", "convert":
+		case "contract", "reduce", "conv":
+			core = n
+			last = n
+		default:
+			last = n
+		}
+	}
+	if core != "" && core != last {
+		return core + "+" + last
+	}
+	return last
+}
+
+// Name is the name of an op as plans and reports show it.
+func Name(op *ir.Op) string { return opName(op) }
+
+func detOf(d ir.Det) planner.Det {
+	pd, err := planner.ParseDet(d.String())
+	if err != nil {
+		panic(fmt.Sprintf("BUG: %v", err))
+	}
+	return pd
+}
+
+func effectOf(e ir.Effect) planner.Effect {
+	pe, err := planner.ParseEffect(e.String())
+	if err != nil {
+		panic(fmt.Sprintf("BUG: %v", err))
+	}
+	return pe
+}
+
+// Apply materialises a plan: f's body becomes the plan's order, with a clone for every
+// instance beyond the first. It returns the lowering of every op of the new body, which clones share
+// with their originals, and the state updates in place.
+func (p *Problem) Apply(plan *planner.Plan) *Applied {
+	f := p.Func
+	a := &Applied{Func: f, Lowered: map[*ir.Op]*lower.Lowered{}, InPlace: p.InPlace}
+	old := f.Body.Ops
+	f.Body.Ops = nil
+	for _, op := range old {
+		if lower.IsConstant(op) {
+			f.Body.Append(op)
+		}
+	}
+	latest := ir.Mapping{}
+	seen := map[*ir.Op]bool{}
+	for _, i := range plan.Order {
+		op := p.Ops[i]
+		if !seen[op] {
+			seen[op] = true
+			op.Operands = latest.All(p.original[op])
+			f.Body.Append(op)
+			for _, r := range op.Results {
+				latest[r] = r
+			}
+			a.Lowered[op] = p.Lowered[i]
+			continue
+		}
+		c := f.NewOp(op.Def, latest.All(p.original[op]), typesOf(op), op.Attrs, cloneRegions(f, op), op.Loc.With("remat"))
+		c.Remat = op
+		f.Body.Append(c)
+		for j, r := range op.Results {
+			latest[r] = c.Results[j]
+		}
+		a.Lowered[c] = p.Lowered[i]
+		if p.Lowered[i] != nil {
+			a.Recomputed++
+		}
+	}
+	f.Body.Results = latest.All(f.Body.Results)
+	f.Module.Attrs = f.Module.Attrs.Set("stage", "planned")
+	f.Renumber()
+	return a
+}
+
+func typesOf(op *ir.Op) []ir.Type {
+	types := make([]ir.Type, len(op.Results))
+	for i, r := range op.Results {
+		types[i] = r.Type
+	}
+	return types
+}
+
+func cloneRegions(f *ir.Func, op *ir.Op) []*ir.Block {
+	var rs []*ir.Block
+	for _, r := range op.Regions {
+		rs = append(rs, f.CloneRegion(r))
+	}
+	return rs
+}
+
+// Applied is a planned function.
+type Applied struct {
+	Func       *ir.Func
+	Lowered    map[*ir.Op]*lower.Lowered
+	InPlace    map[*ir.Op][][2]int
+	Recomputed int // op instances beyond the first, views aside
+}
