@@ -142,14 +142,29 @@ func (e *attentionFn) exprOp(x *kern.Expr, a []value.Value, in value.Value) valu
 		case from == dtype.I32 && x.DType == dtype.F32:
 			return e.b.NewSIToFP(a[0], e.exprType(x.DType))
 		case from == dtype.F32 && x.DType == dtype.I32:
-			t := e.exprType(x.DType)
-			f := e.intrinsic(fmt.Sprintf("llvm.fptosi.sat.v%di32.v%df32", e.w, e.w), t, a[0].Type())
-			return e.b.NewCall(f, a[0])
+			return e.truncate(a[0])
 		case from.IsInt() && x.DType.IsInt() && from.Size() == x.DType.Size():
 			return a[0]
 		}
 	}
 	panic(fmt.Sprintf("BUG: operation %v of type %v in an elementary function", x.Op, x.DType))
+}
+
+// truncate converts f32 to i32 toward zero, with saturation and NaN to 0. The
+// hardware's conversion gives the least integer for whatever does not fit;
+// llvm.fptosi.sat on vectors would go lane by lane.
+func (e *attentionFn) truncate(x value.Value) value.Value {
+	t := e.vec(types.I32)
+	var r value.Value
+	if e.w == 16 {
+		f := e.intrinsic("llvm.x86.avx512.mask.cvttps2dq.512", t, x.Type(), t, types.I16, types.I32)
+		r = e.b.NewCall(f, x, constant.NewZeroInitializer(t), constant.NewInt(types.I16, -1), constant.NewInt(types.I32, 4))
+	} else {
+		r = e.b.NewCall(e.intrinsic("llvm.x86.avx.cvtt.ps2dq.256", t, x.Type()), x)
+	}
+	big := e.b.NewFCmp(enum.FPredOGE, x, e.splatF(0x1p31))
+	r = e.b.NewSelect(big, e.splatU32(math.MaxInt32), r)
+	return e.b.NewSelect(e.b.NewFCmp(enum.FPredUNO, x, x), constant.NewZeroInitializer(t), r)
 }
 
 func (e *attentionFn) compare(x *kern.Expr, a []value.Value) value.Value {

@@ -227,7 +227,7 @@ func TestAttentionEqualsReference(t *testing.T) {
 		cases = append(cases, c)
 	}
 	// The same code on data that tries what the causal mask may leave out.
-	for i := range 24 {
+	for i := range 9 {
 		r := rand.New(rand.NewPCG(5, uint64(i)))
 		a := kern.Attention{Batch: 1, Heads: 2, KVHeads: 1 + r.Int64N(2), Tq: 1 + r.Int64N(140), Dim: 1 + r.Int64N(35),
 			Causal: true, Scale: 0.2, Dropout: []float32{0, 0.2}[i%2], RNG: 77}
