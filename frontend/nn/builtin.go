@@ -209,8 +209,9 @@ func parseValues(what string, opts []Option, settings []string) (Values, []strin
 		}
 		v.m[key] = clean
 	}
-	if given := seen["lr"]; given && !seen["min_lr"] {
-		v.m["min_lr"] = strconv.FormatFloat(v.Float("lr")/10, 'g', -1, 64)
+	if seen["lr"] && !seen["min_lr"] {
+		// Twelve digits, so that a tenth of 0.003 reads 0.0003.
+		v.m["min_lr"] = strconv.FormatFloat(v.Float("lr")/10, 'g', 12, 64)
 	}
 	var canonical []string
 	for _, o := range opts {
@@ -266,7 +267,7 @@ func optionNames(opts []Option) []string {
 // exist says what there is, and what the person may have meant.
 func exist(what, got string, names []string) string {
 	text := what + ": " + strings.Join(names, ", ")
-	best, dist := "", 3
+	best, dist := "", (len(got)+1)/3+1
 	for _, n := range names {
 		if d := editDistance(got, n); d < dist {
 			best, dist = n, d
@@ -278,23 +279,28 @@ func exist(what, got string, names []string) string {
 	return text
 }
 
-// editDistance is Levenshtein's.
+// editDistance counts insertions, deletions, replacements and swaps of neighbours.
 func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
+	rows := make([][]int, len(a)+1)
+	for i := range rows {
+		rows[i] = make([]int, len(b)+1)
+		rows[i][0] = i
 	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			next := diagonal
-			if a[i] != b[j] {
-				next++
+	for j := range rows[0] {
+		rows[0][j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		for j := 1; j <= len(b); j++ {
+			d := rows[i-1][j-1]
+			if a[i-1] != b[j-1] {
+				d++
 			}
-			diagonal = row[j+1]
-			row[j+1] = min(next, row[j]+1, row[j+1]+1)
+			d = min(d, rows[i-1][j]+1, rows[i][j-1]+1)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				d = min(d, rows[i-2][j-2]+1)
+			}
+			rows[i][j] = d
 		}
 	}
-	return row[len(b)]
+	return rows[len(a)][len(b)]
 }

@@ -199,14 +199,13 @@ func (s *Scope) BatchNorm(name string, x *Tensor, momentum float64, opts ...Opt)
 	g, b := s.Param("g", []int64{c}, Ones), s.Param("b", []int64{c}, Zeros)
 	mean, variance := s.Buffer("mean", dtype.F32, []int64{c}, Zeros), s.Buffer("var", dtype.F32, []int64{c}, Ones)
 	seen := s.Buffer("batches", dtype.I64, nil, Zeros)
+	operands, axis := []*Tensor{x, g, b, mean, variance}, ir.A("axis", s.axis(x, -1))
 	if !s.g.train {
-		return s.Op("batch_norm_infer", []*Tensor{x, g, b, mean, variance}, ir.A("eps", l.eps))
+		return s.Op("batch_norm_inference", operands, axis, ir.A("eps", l.eps))
 	}
-	r := s.Ops("batch_norm", []*Tensor{x, g, b}, ir.A("eps", l.eps))
-	n := float64(x.Type.Len() / c)
-	move := func(old, now *Tensor) *Tensor { return s.Add(s.Scale(old, 1-momentum), s.Scale(now, momentum)) }
-	s.Update("mean", move(mean, r[1]))
-	s.Update("var", move(variance, s.Scale(r[2], n/max(1, n-1))))
+	r := s.Ops("batch_norm", operands, axis, ir.A("eps", l.eps), ir.A("momentum", momentum))
+	s.Update("mean", r[1])
+	s.Update("var", r[2])
 	s.Update("batches", s.Add(seen, s.Int(dtype.I64, 1)))
 	return r[0]
 }

@@ -37,8 +37,9 @@ func mlp(v Values) Model {
 func classifier(v Values, logits func(s *Scope) *Tensor) Model {
 	return Model{
 		Loss: func(s *Scope) *Tensor {
+			z := logits(s)
 			y := s.Input("y", dtype.I32, []int64{v.Int("batch")}, Labels(v.Int("classes")))
-			return s.In("loss").CrossEntropy(logits(s), y)
+			return s.In("loss").CrossEntropy(z, y)
 		},
 		Predict: func(s *Scope) { s.Output("logits", logits(s)) },
 	}

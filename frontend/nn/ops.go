@@ -144,7 +144,7 @@ func (s *Scope) Square(x *Tensor) *Tensor { return s.Mul(x, x) }
 func (s *Scope) Tanh(x *Tensor) *Tensor { return s.unary("tanh", x) }
 
 // Sigmoid is 1 / (1 + e⁻ˣ).
-func (s *Scope) Sigmoid(x *Tensor) *Tensor { return s.unary("sigmoid", x) }
+func (s *Scope) Sigmoid(x *Tensor) *Tensor { return s.unary("logistic", x) }
 
 // Relu is x where x > 0, else 0.
 func (s *Scope) Relu(x *Tensor) *Tensor { return s.unary("relu", x) }
@@ -329,7 +329,7 @@ func (s *Scope) CrossEntropy(logits, labels *Tensor) *Tensor {
 	if r := logits.Type.Rank(); r == 0 || !slices.Equal(logits.Type.Shape[:r-1], labels.Type.Shape) {
 		s.fail("shape", "cross-entropy of logits %v with labels %v: want labels of shape %s", logits.Type, labels.Type, leading(logits.Type))
 	}
-	return s.Op("cross_entropy", []*Tensor{logits, labels})
+	return s.MeanAll(s.Op("cross_entropy", []*Tensor{logits, labels}))
 }
 
 func leading(t ir.Type) string {
@@ -340,14 +340,13 @@ func leading(t ir.Type) string {
 }
 
 // MSE is the mean of squared differences.
-func (s *Scope) MSE(x, y *Tensor) *Tensor { return s.MeanAll(s.Square(s.Sub(x, y))) }
+func (s *Scope) MSE(x, y *Tensor) *Tensor { return s.Op("mse", []*Tensor{x, y}) }
 
 // L1 is the mean of absolute differences.
 func (s *Scope) L1(x, y *Tensor) *Tensor { return s.MeanAll(s.unary("abs", s.Sub(x, y))) }
 
-// BinaryCrossEntropy is the mean of −y·log σ(x) − (1−y)·log(1−σ(x)), from logits x, in
-// the form that does not overflow: max(x, 0) − x·y + log(1 + e^−|x|).
+// BinaryCrossEntropy is the mean of −y·log σ(x) − (1−y)·log(1−σ(x)), from logits x: that
+// is softplus(x) − x·y, which does not overflow.
 func (s *Scope) BinaryCrossEntropy(x, y *Tensor) *Tensor {
-	soft := s.Log(s.AddScalar(s.Exp(s.Neg(s.unary("abs", x))), 1))
-	return s.MeanAll(s.Add(s.Sub(s.Relu(x), s.Mul(x, y)), soft))
+	return s.MeanAll(s.Sub(s.unary("softplus", x), s.Mul(x, y)))
 }

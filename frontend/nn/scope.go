@@ -122,7 +122,7 @@ func (s *Scope) Op(name string, operands []*Tensor, attrs ...ir.Attr) *Tensor {
 
 // Ops is Op for operations with several results.
 func (s *Scope) Ops(name string, operands []*Tensor, attrs ...ir.Attr) []*Tensor {
-	return s.builder().Multi(name, operands, nil, attrs...).Results
+	return slices.Clone(s.builder().Multi(name, operands, nil, attrs...).Results)
 }
 
 func (s *Scope) builder() *ir.Builder { return ir.NewBuilder(s.g.table, s.fn.Body, s.loc()) }
