@@ -31,5 +31,11 @@ func Table() *ir.Table {
 	for _, family := range families {
 		rows = append(rows, family()...)
 	}
-	return ir.NewTable(rows)
+	t := ir.NewTable(rows)
+	for _, d := range rows {
+		if d.Ref == nil && d.Expand != nil {
+			d.Ref = expandRef(t)
+		}
+	}
+	return t
 }
