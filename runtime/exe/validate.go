@@ -84,6 +84,9 @@ func (m *Model) Validate() error {
 			return fmt.Errorf("model %s: %s: %w", m.Name, p.name, err)
 		}
 	}
+	if high := m.HighestByte(); m.ArenaBytes-high >= Align { // the promise is exact
+		return fmt.Errorf("model %s: arena of %d bytes, of which no more than %d are ever touched", m.Name, m.ArenaBytes, high)
+	}
 	for _, f := range m.Features {
 		if !slices.Contains(KnownFeatures(), f) {
 			return fmt.Errorf("model %s: unknown CPU feature %q: want one of %v", m.Name, f, KnownFeatures())
@@ -96,6 +99,23 @@ func (m *Model) Validate() error {
 		}
 	}
 	return nil
+}
+
+// HighestByte is the end of the highest byte that a value or an argument covers.
+// ArenaBytes must be that, or up to Align−1 more.
+func (m *Model) HighestByte() int64 {
+	var high int64
+	for _, v := range m.Values {
+		high = max(high, v.Offset+v.Bytes)
+	}
+	for _, prog := range [][]Inst{m.Init, m.Step} {
+		for i := range prog {
+			for _, a := range accesses(i, &prog[i]) {
+				high = max(high, a.hi)
+			}
+		}
+	}
+	return high
 }
 
 func (m *Model) validateValues() error {
@@ -232,7 +252,7 @@ func isSymbol(s string) bool {
 // being those of LLVM's target features.
 func KnownFeatures() []string {
 	return []string{
-		"sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "movbe", "fma", "avx", "f16c", "lzcnt", "bmi", "avx2", "bmi2",
+		"sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "movbe", "fma", "avx", "f16c", "lzcnt", "sse4a", "bmi", "avx2", "bmi2",
 		"avx512f", "avx512dq", "avx512cd", "avx512bw", "avx512vl", "avx512ifma", "avx512vbmi", "avx512vbmi2", "avx512vnni",
 		"avx512bitalg", "avx512vpopcntdq", "avx512fp16", "avx512bf16", "avxvnni", "amx-bf16", "amx-tile", "amx-int8",
 	}
