@@ -191,14 +191,13 @@ func (s *Scope) MaxPool(x *Tensor, size int64) *Tensor {
 // BatchNorm normalises the last axis of x over all others. In training it uses the
 // batch's statistics and moves the running ones towards them by momentum (the running
 // variance is the unbiased one); otherwise it uses the running ones. Its buffers are
-// mean, var and the number of batches seen.
+// mean, var and, in training, the number of batches seen.
 func (s *Scope) BatchNorm(name string, x *Tensor, momentum float64, opts ...Opt) *Tensor {
 	s = s.In(name)
 	l := options(layer{eps: 1e-5}, opts)
 	c := x.Type.Shape[s.axis(x, -1)]
 	g, b := s.Param("g", []int64{c}, Ones), s.Param("b", []int64{c}, Zeros)
 	mean, variance := s.Buffer("mean", dtype.F32, []int64{c}, Zeros), s.Buffer("var", dtype.F32, []int64{c}, Ones)
-	seen := s.Buffer("batches", dtype.I64, nil, Zeros)
 	operands, axis := []*Tensor{x, g, b, mean, variance}, ir.A("axis", s.axis(x, -1))
 	if !s.g.train {
 		return s.Op("batch_norm_inference", operands, axis, ir.A("eps", l.eps))
@@ -206,7 +205,7 @@ func (s *Scope) BatchNorm(name string, x *Tensor, momentum float64, opts ...Opt)
 	r := s.Ops("batch_norm", operands, axis, ir.A("eps", l.eps), ir.A("momentum", momentum))
 	s.Update("mean", r[1])
 	s.Update("var", r[2])
-	s.Update("batches", s.Add(seen, s.Int(dtype.I64, 1)))
+	s.Update("batches", s.Add(s.Buffer("batches", dtype.I64, nil, Zeros), s.Int(dtype.I64, 1)))
 	return r[0]
 }
 
@@ -250,8 +249,8 @@ func (s *Scope) LSTM(name string, x *Tensor, hidden int64) *Tensor {
 // MoE is a mixture of SwiGLU experts over x [..., C]: a router picks the top experts of
 // each token, whose outputs are added up with the renormalised router weights. Every
 // pair of token and expert is computed: pairs are sorted by expert, and one grouped
-// contraction runs over all of them, so that no capacity limits an expert. Buffer
-// "tokens" (i32[experts]) counts the pairs. The second result is the load-balancing loss
+// contraction runs over all of them, so that no capacity limits an expert. In training,
+// buffer "tokens" (i32[experts]) counts the pairs. The second result is the load-balancing loss
 // of Switch Transformers (Fedus et al. 2021): experts · Σ share of pairs · mean weight.
 func (s *Scope) MoE(name string, x *Tensor, experts, top, hidden int64, std float64) (y, balance *Tensor) {
 	s = s.In(name)
@@ -270,9 +269,8 @@ func (s *Scope) MoE(name string, x *Tensor, experts, top, hidden int64, std floa
 	weights := r.Div(picked[0], r.Reshape(r.Sum(picked[0], -1), N, 1))
 	pairs := r.Reshape(picked[1], N*top)
 	counts := r.Op("histogram", []*Tensor{pairs}, ir.A("bins", experts))
-	seen := s.Buffer("tokens", dtype.I32, []int64{experts}, Zeros)
 	if s.g.train {
-		s.Update("tokens", r.Add(seen, r.Cast(counts, dtype.I32)))
+		s.Update("tokens", r.Add(s.Buffer("tokens", dtype.I32, []int64{experts}, Zeros), counts))
 	}
 
 	// Pairs in the order of their experts, stable: pair i is token i / top.

@@ -1,46 +1,49 @@
 package nn
 
 import (
+	"reprise/ir"
 	"reprise/ir/dtype"
 )
 
 // Optimizer turns gradients into new parameters.
 type Optimizer interface {
-	// Start computes what all parameters share. done (f64[]) is the number of steps
-	// before this one, lr (f32[]) the learning rate of this one. The function it returns
-	// gives a weight its new value.
-	Start(s *Scope, done, lr *Tensor) func(w *Weight) *Tensor
+	// Start is called once a step, for what all parameters share. step (i64[]) is the
+	// number of steps before this one, lr (f32[]) the learning rate of this one. The
+	// function it returns gives a weight its new value.
+	Start(s *Scope, step, lr *Tensor) func(w *Weight) *Tensor
 }
 
-// SGD is gradient descent with momentum: v ← μ·v + g, p ← p − lr·v (with Nesterov:
-// p − lr·(g + μ·v)). Decay adds Decay·p to the gradient of matrices. Without momentum
-// there is no state.
+// decayOf is the weight decay of a weight: none for tensors of rank below two, which are
+// biases and the gains of norms.
+func decayOf(w *Weight, decay float64) ir.Attr {
+	if w.Param.Type.Rank() < 2 {
+		decay = 0
+	}
+	return ir.A("wd", decay)
+}
+
+// SGD is gradient descent with decoupled weight decay of matrices, and with momentum
+// (operations sgd and sgd_momentum). Without momentum there is no state.
 type SGD struct {
 	Momentum, Decay float64
 	Nesterov        bool
 }
 
 // Start implements Optimizer.
-func (o SGD) Start(s *Scope, _, lr *Tensor) func(w *Weight) *Tensor {
+func (o SGD) Start(_ *Scope, _, lr *Tensor) func(w *Weight) *Tensor {
 	return func(w *Weight) *Tensor {
-		g := w.Grad
-		if o.Decay > 0 && w.Param.Type.Rank() > 1 {
-			g = w.Add(g, w.Scale(w.Param, o.Decay))
+		if o.Momentum == 0 {
+			return w.Op("sgd", []*Tensor{w.Param, w.Grad, lr}, decayOf(w, o.Decay))
 		}
-		if o.Momentum > 0 {
-			v := w.Add(w.Scale(w.Slot("momentum"), o.Momentum), g)
-			w.SetSlot("momentum", v)
-			if o.Nesterov {
-				v = w.Add(g, w.Scale(v, o.Momentum))
-			}
-			g = v
-		}
-		return w.Sub(w.Param, w.Mul(g, lr))
+		r := w.Ops("sgd_momentum", []*Tensor{w.Param, w.Grad, w.Slot("m"), lr},
+			ir.A("momentum", o.Momentum), ir.A("nesterov", o.Nesterov), decayOf(w, o.Decay))
+		w.SetSlot("m", r[1])
+		return r[0]
 	}
 }
 
-// AdamW is Adam with decoupled weight decay (Loshchilov and Hutter 2019). Decay does
-// not touch tensors of rank below two: biases and the gains of norms.
+// AdamW is Adam with decoupled weight decay of matrices (Loshchilov and Hutter 2019;
+// operation adamw).
 type AdamW struct {
 	Beta1, Beta2, Eps, Decay float64
 }
@@ -49,31 +52,18 @@ type AdamW struct {
 func DefaultAdamW() AdamW { return AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1} }
 
 // Start implements Optimizer.
-func (o AdamW) Start(s *Scope, done, lr *Tensor) func(w *Weight) *Tensor {
-	// 1 − βᵗ in f64: at the first steps f32 would lose a third of the digits.
-	t := s.AddScalar(done, 1)
-	correction := func(beta float64) *Tensor {
-		return s.Sub(s.Const(dtype.F64, 1), s.Pow(s.Const(dtype.F64, beta), t))
-	}
-	rate := s.Cast(s.Div(s.Cast(lr, dtype.F64), correction(o.Beta1)), dtype.F32)
-	root := s.Cast(s.Sqrt(correction(o.Beta2)), dtype.F32)
-	shrink := s.Sub(s.Const(dtype.F32, 1), s.Scale(lr, o.Decay))
+func (o AdamW) Start(_ *Scope, step, lr *Tensor) func(w *Weight) *Tensor {
 	return func(w *Weight) *Tensor {
-		g := w.Grad
-		m := w.Add(w.Scale(w.Slot("m"), o.Beta1), w.Scale(g, 1-o.Beta1))
-		v := w.Add(w.Scale(w.Slot("v"), o.Beta2), w.Scale(w.Square(g), 1-o.Beta2))
-		w.SetSlot("m", m)
-		w.SetSlot("v", v)
-		p := w.Param
-		if o.Decay > 0 && p.Type.Rank() > 1 {
-			p = w.Mul(p, shrink)
-		}
-		return w.Sub(p, w.Div(w.Mul(m, rate), w.AddScalar(w.Div(w.Sqrt(v), root), o.Eps)))
+		r := w.Ops("adamw", []*Tensor{w.Param, w.Grad, w.Slot("m"), w.Slot("v"), lr, step},
+			ir.A("b1", o.Beta1), ir.A("b2", o.Beta2), ir.A("eps", o.Eps), decayOf(w, o.Decay))
+		w.SetSlot("m", r[1])
+		w.SetSlot("v", r[2])
+		return r[0]
 	}
 }
 
 // Lion moves by the sign of an interpolated momentum (Chen et al. 2023), with decoupled
-// decay that does not touch tensors of rank below two.
+// weight decay of matrices (operation lion).
 type Lion struct {
 	Beta1, Beta2, Decay float64
 }
@@ -82,17 +72,12 @@ type Lion struct {
 func DefaultLion() Lion { return Lion{Beta1: 0.9, Beta2: 0.99, Decay: 0.1} }
 
 // Start implements Optimizer.
-func (o Lion) Start(s *Scope, _, lr *Tensor) func(w *Weight) *Tensor {
-	shrink := s.Sub(s.Const(dtype.F32, 1), s.Scale(lr, o.Decay))
+func (o Lion) Start(_ *Scope, _, lr *Tensor) func(w *Weight) *Tensor {
 	return func(w *Weight) *Tensor {
-		g, m := w.Grad, w.Slot("m")
-		c := w.Add(w.Scale(m, o.Beta1), w.Scale(g, 1-o.Beta1))
-		w.SetSlot("m", w.Add(w.Scale(m, o.Beta2), w.Scale(g, 1-o.Beta2)))
-		p := w.Param
-		if o.Decay > 0 && p.Type.Rank() > 1 {
-			p = w.Mul(p, shrink)
-		}
-		return w.Sub(p, w.Mul(w.Sign(c), lr))
+		r := w.Ops("lion", []*Tensor{w.Param, w.Grad, w.Slot("m"), lr},
+			ir.A("b1", o.Beta1), ir.A("b2", o.Beta2), decayOf(w, o.Decay))
+		w.SetSlot("m", r[1])
+		return r[0]
 	}
 }
 

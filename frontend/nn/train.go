@@ -175,8 +175,8 @@ func (s *Scope) optimize(r Recipe, grads []*Tensor) {
 	weights := trained(g)
 	opt := s.In("optimizer")
 	step := g.step.Body.AddParam("step", ir.T(dtype.I64), ir.A("role", ir.RoleStep))
-	done := opt.Cast(step, dtype.F64)
-	lr := opt.Cast(r.Schedule.Rate(s.In("schedule"), done), dtype.F32)
+	sched := s.In("schedule")
+	lr := sched.Cast(r.Schedule.Rate(sched, sched.Cast(step, dtype.F64)), dtype.F32)
 	if r.Clip > 0 {
 		clip := s.In("clip")
 		scale := clip.clipScale(grads, r.Clip)
@@ -184,7 +184,7 @@ func (s *Scope) optimize(r Recipe, grads []*Tensor) {
 			grads[i] = clip.Mul(gr, scale)
 		}
 	}
-	update := r.Optimizer.Start(opt, done, lr)
+	update := r.Optimizer.Start(opt, step, lr)
 	// Last declared first: that is the order in which gradients become final, so that
 	// without clipping each update can follow its gradient and free it.
 	for i := len(weights) - 1; i >= 0; i-- {
