@@ -14,6 +14,7 @@ func Table() *ir.Table {
 		shapeOps,
 		reduceOps,
 		contractOps,
+		groupedOps,
 		windowOps,
 		indexOps,
 		sortOps,

@@ -1,0 +1,361 @@
+package ops
+
+// Contractions whose rows choose their matrix: the matrices of a mixture of experts, after the
+// tokens were sorted by expert. No capacity: any expert may get any number of rows.
+
+import (
+	"fmt"
+
+	"reprise/ir"
+	"reprise/ir/dtype"
+	"reprise/ir/kern"
+	"reprise/ir/tensor"
+)
+
+func groupedOps() []*ir.OpDef { return []*ir.OpDef{groupedContractRow(), groupedOuterRow()} }
+
+const groupDoc = "Rows are sorted by group: the first counts[0] rows belong to group 0, the next counts[1] to group 1, and so on. " +
+	"Negative counts are taken as 0, rows beyond the sum belong to none. "
+
+// groupChecks are the constraints on floats x and y of one type and integer counts.
+func groupChecks() []ir.Constraint {
+	return []ir.Constraint{
+		{Label: "C1", Text: "both operands have the same float element type", Check: func(op *ir.Op) error {
+			if a, b := op.In(0), op.In(1); a.DType != b.DType || !a.DType.IsFloat() {
+				return fmt.Errorf("operands %v and %v", a, b)
+			}
+			return nil
+		}},
+		{Label: "C2", Text: "counts is a list of integers", Check: func(op *ir.Op) error {
+			if c := op.In(2); !c.DType.IsInt() || c.Rank() != 1 {
+				return fmt.Errorf("counts %v", c)
+			}
+			return nil
+		}},
+	}
+}
+
+// groupRows are the rows lo … hi-1 of each group.
+func groupRows(counts *tensor.Tensor, rows int64) (lo, hi []int64) {
+	at := int64(0)
+	for i := range counts.Len() {
+		n := clampIdx(indexAt(counts, i), rows-at)
+		lo, hi = append(lo, at), append(hi, at+n)
+		at += n
+	}
+	return lo, hi
+}
+
+// chain is Σ a(k)·b(k), k = 0 … n-1, in the order of contract, as raw bits of d.Accum(); a
+// and b give raw bits of that type.
+func chain(d dtype.Type, n int64, a, b func(k int64) uint64) uint64 {
+	if d == dtype.BF16 {
+		acc := float32(0)
+		for k := int64(0); k < n; k += 2 {
+			a1, b1 := uint64(0), uint64(0)
+			if k+1 < n {
+				a1, b1 = a(k+1), b(k+1)
+			}
+			acc = fmaFlush(from32(a1), from32(b1), acc)
+			acc = fmaFlush(from32(a(k)), from32(b(k)), acc)
+		}
+		return bits32(acc)
+	}
+	fma := fmaBits(d.Accum())
+	acc := uint64(0)
+	for k := range n {
+		acc = fma(a(k), b(k), acc)
+	}
+	return acc
+}
+
+func groupedContractRow() *ir.OpDef {
+	infer := func(op *ir.Op) (e, k, n int64, err error) {
+		x, w, c := op.In(0), op.In(1), op.In(2)
+		if x.Rank() != 2 || w.Rank() != 3 || c.Rank() != 1 || w.Shape[0] != c.Shape[0] {
+			return 0, 0, 0, fmt.Errorf("want x [rows, k], w [groups, k, n] and counts [groups], not %v, %v and %v", x, w, c)
+		}
+		e, k, n = w.Shape[0], w.Shape[1], w.Shape[2]
+		if op.Attrs.Bool("transpose") {
+			k, n = n, k
+		}
+		if x.Shape[1] != k {
+			return 0, 0, 0, fmt.Errorf("rows of x %v do not fit w %v (transpose %v)", x, w, op.Attrs.Bool("transpose"))
+		}
+		return e, k, n, nil
+	}
+	return &ir.OpDef{
+		Name: "grouped_contract", Family: "contract",
+		Doc: "Each row of `x` [rows, k] times the matrix of its group in `w` [groups, k, n] (with transpose: [groups, n, k]), giving [rows, n]. " + groupDoc +
+			"Rows of no group give +0. Per element one chain over k as in `contract`.",
+		Operands: []string{"x", "w", "counts"}, Results: []string{"y"},
+		Attrs: []ir.AttrDef{{Name: "transpose", Kind: "bool", Default: false, Doc: "w is [groups, n, k]"}},
+		Infer: func(op *ir.Op) ([]ir.Type, error) {
+			_, _, n, err := infer(op)
+			if err != nil {
+				return nil, err
+			}
+			return oneType(ir.T(op.In(0).DType, op.In(0).Shape[0], n))
+		},
+		Constraints: groupChecks(),
+		Cost: func(op *ir.Op) ir.Cost {
+			return ir.Cost{Flops: 2 * op.Out(0).Len() * op.In(0).Shape[1], Bytes: ownBytes(op)}
+		},
+		VJP: func(bb *ir.Builder, op *ir.Op, douts []*ir.Value) ([]*ir.Value, error) {
+			b, x, w, counts, dy := em{bb}, op.Operands[0], op.Operands[1], op.Operands[2], douts[0]
+			tr := op.Attrs.Bool("transpose")
+			dx := b.Op("grouped_contract", []*ir.Value{dy, w, counts}, ir.A("transpose", !tr))
+			pair := []*ir.Value{x, dy, counts}
+			if tr {
+				pair = []*ir.Value{dy, x, counts}
+			}
+			return []*ir.Value{dx, b.Op("grouped_outer", pair), nil}, nil
+		},
+		Kern: func(op *ir.Op) ([]ir.KernelUse, error) {
+			groups, k, n, err := infer(op)
+			if err != nil {
+				return nil, err
+			}
+			return groupedContractKern(op, groups, k, n), nil
+		},
+		Ref: func(_ ir.Eval, op *ir.Op, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
+			x, w := in[0], in[1]
+			_, k, n, err := infer(op)
+			if err != nil {
+				return nil, err
+			}
+			y := tensor.New(x.DType, x.Shape[0], n)
+			lo, hi := groupRows(in[2], x.Shape[0])
+			for g := range lo {
+				for r := lo[g]; r < hi[g]; r++ {
+					for c := range n {
+						accSet(y, r*n+c, chain(x.DType, k,
+							func(i int64) uint64 { return accGet(x, r*k+i) },
+							func(i int64) uint64 {
+								if op.Attrs.Bool("transpose") {
+									return accGet(w, (int64(g)*n+c)*k+i)
+								}
+								return accGet(w, (int64(g)*k+i)*n+c)
+							}))
+					}
+				}
+			}
+			return one(y)
+		},
+	}
+}
+
+func groupedOuterRow() *ir.OpDef {
+	return &ir.OpDef{
+		Name: "grouped_outer", Family: "contract",
+		Doc: "For each group the sum over its rows r of x[r, k]·y[r, n], giving [groups, k, n]: the derivative of `grouped_contract` for its matrices. " + groupDoc +
+			"Per element one chain over the group's rows in order, as in `contract`; a group without rows gives +0.",
+		Operands: []string{"x", "y", "counts"}, Results: []string{"w"},
+		Infer: func(op *ir.Op) ([]ir.Type, error) {
+			x, y, c := op.In(0), op.In(1), op.In(2)
+			if x.Rank() != 2 || y.Rank() != 2 || c.Rank() != 1 || x.Shape[0] != y.Shape[0] {
+				return nil, fmt.Errorf("want x [rows, k], y [rows, n] and counts [groups], not %v, %v and %v", x, y, c)
+			}
+			return oneType(ir.T(x.DType, c.Shape[0], x.Shape[1], y.Shape[1]))
+		},
+		Constraints: groupChecks(),
+		Cost: func(op *ir.Op) ir.Cost {
+			return ir.Cost{Flops: 2 * op.In(0).Len() * op.In(1).Shape[1], Bytes: ownBytes(op)}
+		},
+		VJP: func(bb *ir.Builder, op *ir.Op, douts []*ir.Value) ([]*ir.Value, error) {
+			b, x, y, counts, dw := em{bb}, op.Operands[0], op.Operands[1], op.Operands[2], douts[0]
+			return []*ir.Value{
+				b.Op("grouped_contract", []*ir.Value{y, dw, counts}, ir.A("transpose", true)),
+				b.Op("grouped_contract", []*ir.Value{x, dw, counts}),
+				nil,
+			}, nil
+		},
+		Kern: func(op *ir.Op) ([]ir.KernelUse, error) { return groupedOuterKern(op), nil },
+		Ref: func(_ ir.Eval, op *ir.Op, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
+			x, y := in[0], in[1]
+			k, n := x.Shape[1], y.Shape[1]
+			w := tensor.New(x.DType, in[2].Shape[0], k, n)
+			lo, hi := groupRows(in[2], x.Shape[0])
+			for g := range lo {
+				for i := range k {
+					for c := range n {
+						accSet(w, (int64(g)*k+i)*n+c, chain(x.DType, hi[g]-lo[g],
+							func(r int64) uint64 { return accGet(x, (lo[g]+r)*k+i) },
+							func(r int64) uint64 { return accGet(y, (lo[g]+r)*n+c) }))
+					}
+				}
+			}
+			return one(w)
+		},
+	}
+}
+
+// flushExpr takes denormals to zero, keeping the sign.
+func flushExpr(x *kern.Expr) *kern.Expr {
+	u := kern.Bitcast(x, dtype.U32)
+	small := kern.Eq(kern.And(u, kern.U32(0x7f800000)), kern.U32(0))
+	return kern.Select(small, kern.Bitcast(kern.And(u, kern.U32(1<<31)), dtype.F32), x)
+}
+
+// fmaFlushExpr is fmaFlush for x and y widened from bf16 and z a result of fmaFlushExpr.
+func fmaFlushExpr(x, y, z *kern.Expr) *kern.Expr {
+	x, y = flushExpr(x), flushExpr(y)
+	r := kern.Fma(x, y, z)
+	s := kern.Fma(kern.Convert(x, dtype.F64), kern.Convert(y, dtype.F64), kern.Convert(z, dtype.F64))
+	zero := kern.Bitcast(kern.And(kern.Bitcast(r, dtype.U32), kern.U32(1<<31)), dtype.F32)
+	return kern.Select(kern.Lt(kern.Abs(s), kern.F64(0x1p-126-0x1p-151)), zero, r)
+}
+
+// chainStmts adds to accs the chain over k = lo … hi-1 of products of terms (a factor for each acc
+// and one for all), in the order of contract for elements of type d. k is a loop variable.
+func chainStmts(d dtype.Type, accs []*kern.Var, lo, hi *kern.Expr, terms func(k *kern.Expr) (each []*kern.Expr, all *kern.Expr)) []kern.Stmt {
+	k := kern.NewVar("k", dtype.I64)
+	step := func(fma func(x, y, z *kern.Expr) *kern.Expr, at *kern.Expr) []kern.Stmt {
+		each, all := terms(at)
+		shared := kern.NewVar("b", all.DType)
+		stmts := []kern.Stmt{kern.Let(shared, all)}
+		for i, acc := range accs {
+			stmts = append(stmts, kern.Let(acc, fma(each[i], kern.Get(shared), kern.Get(acc))))
+		}
+		return stmts
+	}
+	if d != dtype.BF16 {
+		return []kern.Stmt{&kern.For{Var: k, Lo: lo, Hi: hi, Step: 1, Body: step(kern.Fma, kern.Get(k))}}
+	}
+	n := kern.Sub(hi, lo)
+	even := kern.Add(lo, kern.Sub(n, kern.Rem(n, kern.I64(2))))
+	tail := kern.NewVar("tail", dtype.I64)
+	pair := append(step(fmaFlushExpr, kern.Add(kern.Get(k), kern.I64(1))), step(fmaFlushExpr, kern.Get(k))...)
+	var last []kern.Stmt
+	for _, acc := range accs { // the missing partner: fma(0, 0, acc)
+		last = append(last, kern.Let(acc, kern.Add(kern.F32(0), kern.Get(acc))))
+	}
+	last = append(last, step(fmaFlushExpr, kern.Get(tail))...)
+	return []kern.Stmt{
+		&kern.For{Var: k, Lo: lo, Hi: even, Step: 2, Body: pair},
+		&kern.For{Var: tail, Lo: even, Hi: hi, Step: 1, Body: last},
+	}
+}
+
+// groupBounds sets lo and hi to the rows of group g (an expression): hi of the group after
+// the last is the number of rows.
+func groupBounds(counts kern.Buf, g *kern.Expr, groups, rows int64) (stmts []kern.Stmt, lo, hi *kern.Expr) {
+	i, vlo, vhi := kern.NewVar("i", dtype.I64), kern.NewVar("lo", dtype.I64), kern.NewVar("hi", dtype.I64)
+	take := kern.Max(kern.I64(0), kern.Min(indexExpr(counts.At(kern.Get(i))), kern.Sub(kern.I64(rows), kern.Get(vhi))))
+	return []kern.Stmt{
+		kern.Let(vlo, kern.I64(0)), kern.Let(vhi, kern.I64(0)),
+		kern.Range(i, kern.Min(kern.Add(g, kern.I64(1)), kern.I64(groups)),
+			kern.Let(vlo, kern.Get(vhi)),
+			kern.Let(vhi, kern.Add(kern.Get(vhi), take))),
+		&kern.If{Cond: kern.Eq(g, kern.I64(groups)), Then: []kern.Stmt{
+			kern.Let(vlo, kern.Get(vhi)), kern.Let(vhi, kern.I64(rows))}},
+	}, kern.Get(vlo), kern.Get(vhi)
+}
+
+// blockRows is how many rows share a load of the matrix.
+const blockRows = 4
+
+// inBlocks gives the loops over r = lo … hi-1 in blocks of blockRows, then one by one.
+func inBlocks(name string, lo, hi *kern.Expr, body func(r *kern.Expr, n int) []kern.Stmt) []kern.Stmt {
+	r, s := kern.NewVar(name, dtype.I64), kern.NewVar(name+"1", dtype.I64)
+	n := kern.Sub(hi, lo)
+	whole := kern.Add(lo, kern.Sub(n, kern.Rem(n, kern.I64(blockRows))))
+	return []kern.Stmt{
+		&kern.For{Var: r, Lo: lo, Hi: whole, Step: blockRows, Body: body(kern.Get(r), blockRows)},
+		&kern.For{Var: s, Lo: whole, Hi: hi, Step: 1, Body: body(kern.Get(s), 1)},
+	}
+}
+
+// groupedContractKern: a tile is a group (or, after the last, the rows of none) and a strip of columns. A
+// transposed matrix is turned in scratch memory first, where it fits.
+func groupedContractKern(op *ir.Op, groups, k, n int64) []ir.KernelUse {
+	d, rows := op.In(0).DType, op.In(0).Shape[0]
+	strips := max(1, ceilDiv(n, kern.Lanes))
+	b := kern.NewBuilder("grouped_contract", (groups+1)*strips)
+	x, w := b.In("x", d, op.In(0).Len()), b.In("w", d, op.In(1).Len())
+	counts, y := b.In("counts", op.In(2).DType, groups), b.Out("y", d, op.Out(0).Len())
+	group, c0, width := kern.NewVar("group", dtype.I64), kern.NewVar("col0", dtype.I64), kern.NewVar("width", dtype.I64)
+	g, lane := kern.Get(group), kern.NewVar("lane", dtype.I64)
+	b.Do(kern.Let(group, kern.Div(b.TileIndex(), kern.I64(strips))),
+		kern.Let(c0, kern.Mul(kern.Rem(b.TileIndex(), kern.I64(strips)), kern.I64(kern.Lanes))),
+		kern.Let(width, sliceLen(kern.Get(c0), kern.Lanes, n)))
+	bounds, lo, hi := groupBounds(counts, g, groups, rows)
+	b.Do(bounds...)
+	col := kern.Add(kern.Get(c0), kern.Get(lane))
+	transpose := op.Attrs.Bool("transpose")
+	acct := d.Accum()
+	weight := func(i *kern.Expr) *kern.Expr { return wide(w, scaled(scaled(g, k, i), n, col)) }
+	var pack []kern.Stmt
+	if transpose {
+		weight = func(i *kern.Expr) *kern.Expr { return wide(w, scaled(scaled(g, n, col), k, i)) }
+		if panel := k * kern.Lanes; panel*acct.Size() <= 1<<19 {
+			turned, i := kern.NewLocal("turned", acct, panel), kern.NewVar("i", dtype.I64)
+			pack = []kern.Stmt{&kern.If{Cond: kern.Gt(hi, lo), Then: []kern.Stmt{
+				kern.Lane(lane, kern.Get(width), kern.Range(i, kern.I64(k), turned.Set(scaled(kern.Get(i), kern.Lanes, kern.Get(lane)), weight(kern.Get(i)))))}}}
+			weight = func(i *kern.Expr) *kern.Expr { return turned.At(scaled(i, kern.Lanes, kern.Get(lane))) }
+		}
+	}
+	product := append(pack, inBlocks("row", lo, hi, func(r *kern.Expr, m int) []kern.Stmt {
+		var stmts []kern.Stmt
+		accs := make([]*kern.Var, m)
+		for i := range accs {
+			accs[i] = kern.NewVar(fmt.Sprintf("acc%d", i), acct)
+			stmts = append(stmts, kern.Let(accs[i], kern.Zero(acct)))
+		}
+		stmts = append(stmts, chainStmts(d, accs, kern.I64(0), kern.I64(k), func(i *kern.Expr) ([]*kern.Expr, *kern.Expr) {
+			each := make([]*kern.Expr, m)
+			for j := range each {
+				each[j] = wide(x, scaled(kern.Add(r, kern.I64(int64(j))), k, i))
+			}
+			return each, weight(i)
+		})...)
+		for i, acc := range accs {
+			stmts = append(stmts, y.Set(scaled(kern.Add(r, kern.I64(int64(i))), n, col), kern.Convert(kern.Get(acc), d)))
+		}
+		return []kern.Stmt{kern.Lane(lane, kern.Get(width), stmts...)}
+	})...)
+	z := kern.NewVar("row", dtype.I64)
+	b.Do(&kern.If{Cond: kern.Lt(g, kern.I64(groups)), Then: product, Else: []kern.Stmt{
+		&kern.For{Var: z, Lo: lo, Hi: hi, Step: 1, Body: []kern.Stmt{
+			kern.Lane(lane, kern.Get(width), y.Set(scaled(kern.Get(z), n, col), kern.Zero(d)))}}}})
+	return []ir.KernelUse{{Kernel: b.K, Args: []int{0, 1, 2, 3}}}
+}
+
+// groupedOuterKern: a tile is a group and a strip of columns.
+func groupedOuterKern(op *ir.Op) []ir.KernelUse {
+	d, rows, groups := op.In(0).DType, op.In(0).Shape[0], op.In(2).Shape[0]
+	k, n := op.In(0).Shape[1], op.In(1).Shape[1]
+	strips := max(1, ceilDiv(n, kern.Lanes))
+	b := kern.NewBuilder("grouped_outer", groups*strips)
+	x, y := b.In("x", d, op.In(0).Len()), b.In("y", d, op.In(1).Len())
+	counts, w := b.In("counts", op.In(2).DType, groups), b.Out("w", d, op.Out(0).Len())
+	group, c0, width := kern.NewVar("group", dtype.I64), kern.NewVar("col0", dtype.I64), kern.NewVar("width", dtype.I64)
+	g, lane := kern.Get(group), kern.NewVar("lane", dtype.I64)
+	b.Do(kern.Let(group, kern.Div(b.TileIndex(), kern.I64(strips))),
+		kern.Let(c0, kern.Mul(kern.Rem(b.TileIndex(), kern.I64(strips)), kern.I64(kern.Lanes))),
+		kern.Let(width, sliceLen(kern.Get(c0), kern.Lanes, n)))
+	bounds, lo, hi := groupBounds(counts, g, groups, rows)
+	b.Do(bounds...)
+	col := kern.Add(kern.Get(c0), kern.Get(lane))
+	acct := d.Accum()
+	b.Do(inBlocks("k", kern.I64(0), kern.I64(k), func(i *kern.Expr, m int) []kern.Stmt {
+		var stmts []kern.Stmt
+		accs := make([]*kern.Var, m)
+		for j := range accs {
+			accs[j] = kern.NewVar(fmt.Sprintf("acc%d", j), acct)
+			stmts = append(stmts, kern.Let(accs[j], kern.Zero(acct)))
+		}
+		stmts = append(stmts, chainStmts(d, accs, lo, hi, func(r *kern.Expr) ([]*kern.Expr, *kern.Expr) {
+			each := make([]*kern.Expr, m)
+			for j := range each {
+				each[j] = wide(x, scaled(r, k, kern.Add(i, kern.I64(int64(j)))))
+			}
+			return each, wide(y, scaled(r, n, col))
+		})...)
+		for j, acc := range accs {
+			stmts = append(stmts, w.Set(scaled(scaled(g, k, kern.Add(i, kern.I64(int64(j)))), n, col), kern.Convert(kern.Get(acc), d)))
+		}
+		return []kern.Stmt{kern.Lane(lane, kern.Get(width), stmts...)}
+	})...)
+	return []ir.KernelUse{{Kernel: b.K, Args: []int{0, 1, 2, 3}}}
+}
