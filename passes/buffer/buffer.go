@@ -22,14 +22,18 @@ type Options struct {
 	// Updates lists, for an op, the (operand, result) pairs that overwrite a parameter of the
 	// block (the old value of a state).
 	Updates map[*ir.Op][][2]int
+	// External names values that live outside the frame by themselves: the initial values of
+	// states, which are made where they will stay.
+	External map[*ir.Value]string
 }
 
 // Home is where a value lives: in the memory of a parameter of its block, in a dense
-// constant, or at an offset of its block's frame.
+// constant, outside by a name, or at an offset of its block's frame.
 type Home struct {
-	Param  *ir.Value
-	Const  *ir.Op
-	Offset int64
+	Param    *ir.Value
+	Const    *ir.Op
+	External string
+	Offset   int64
 }
 
 // Stretch is one stretch of a frame, for reports.
@@ -143,6 +147,11 @@ func Layout(b *ir.Block, opt Options) (*Frame, error) {
 				region bool
 				s      int
 			}{op, k, false, open(nil, op, pos, n)})
+		}
+		for _, r := range op.Results {
+			if name := opt.External[r]; name != "" {
+				f.Homes[r] = Home{External: name}
+			}
 		}
 		for _, pr := range opt.Updates[op] {
 			f.Homes[op.Results[pr[1]]] = f.Homes[op.Operands[pr[0]]]

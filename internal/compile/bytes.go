@@ -1,0 +1,80 @@
+package compile
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"reprise/internal/diag"
+)
+
+// Bytes writes a number of bytes for a person: the exact number and the binary unit.
+func Bytes(n int64) string {
+	switch {
+	case n >= 1<<30:
+		return fmt.Sprintf("%.2f GiB", float64(n)/(1<<30))
+	case n >= 1<<20:
+		return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
+	case n >= 1<<10:
+		return fmt.Sprintf("%.1f KiB", float64(n)/(1<<10))
+	}
+	return fmt.Sprintf("%d B", n)
+}
+
+// Budget is what a person may ask for: bytes, a share of what keeping everything takes, the
+// smallest that can be found, or (the zero value) no limit.
+type Budget struct {
+	Bytes   int64
+	Percent float64
+	Min     bool
+}
+
+// ParseBudget reads "512MiB", "1.5GB", "60%" or "min".
+func ParseBudget(s string) (Budget, error) {
+	bad := func() (Budget, error) {
+		return Budget{}, diag.Errorf("usage", "budget %q is no number of bytes", s).
+			WithHint("write 512MiB, 1.5GB, 60%% (of what keeping everything takes) or min")
+	}
+	t := strings.TrimSpace(s)
+	switch {
+	case t == "":
+		return Budget{}, nil
+	case t == "min":
+		return Budget{Min: true}, nil
+	case strings.HasSuffix(t, "%"):
+		f, err := strconv.ParseFloat(strings.TrimSuffix(t, "%"), 64)
+		if err != nil || !(f > 0 && f <= 100000) {
+			return bad()
+		}
+		return Budget{Percent: f}, nil
+	}
+	units := []struct {
+		name string
+		size float64
+	}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"B", 1}}
+	size := 1.0
+	for _, u := range units {
+		if strings.HasSuffix(t, u.name) {
+			t, size = strings.TrimSpace(strings.TrimSuffix(t, u.name)), u.size
+			break
+		}
+	}
+	f, err := strconv.ParseFloat(t, 64)
+	if err != nil || !(f > 0) || f*size < 1 || f*size > 1<<60 {
+		return bad()
+	}
+	return Budget{Bytes: int64(f * size)}, nil
+}
+
+func sortBinding(bs []Binding) {
+	slices.SortStableFunc(bs, func(a, b Binding) int {
+		switch {
+		case a.Bytes > b.Bytes:
+			return -1
+		case a.Bytes < b.Bytes:
+			return 1
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+}

@@ -1,0 +1,209 @@
+package autodiff
+
+import (
+	"fmt"
+	"slices"
+
+	"reprise/internal/diag"
+	"reprise/ir"
+	"reprise/ir/ops"
+)
+
+// straighten prepares the control flow between the xs and what is differentiated: calls
+// and fused groups are inlined, short loops unrolled, long ones made to keep their
+// carried values. What the gradient does not pass through stays as it is.
+//
+// The first outs operands of g are what is differentiated, the others the xs.
+func (d *differ) straighten(b *ir.Block, g *ir.Op, outs int) error {
+	for {
+		prefix := b.Ops[:slices.Index(b.Ops, g)]
+		active, needed := activity(prefix, g.Operands[outs:]), reaches(prefix, g.Operands[:outs])
+		i := slices.IndexFunc(prefix, func(op *ir.Op) bool {
+			return d.mustStraighten(op) && slices.ContainsFunc(op.Results, func(v *ir.Value) bool { return needed[v] && active[v] })
+		})
+		if i < 0 {
+			return nil
+		}
+		op, tmp := prefix[i], &ir.Block{Func: d.f}
+		var out []*ir.Value
+		switch op.Name() {
+		case "call":
+			f := d.f.Module.Func(op.Attrs.Str("callee"))
+			if f == nil {
+				return opError(op, "no function @%s", op.Attrs.Str("callee"))
+			}
+			out = inline(tmp, f.Body, op.Operands, "inline")
+		case "fused":
+			out = inline(tmp, op.Regions[0], op.Operands, "")
+		case "while":
+			var err error
+			if out, err = d.straightenLoop(tmp, op); err != nil {
+				return err
+			}
+		}
+		subst := ir.Mapping{}
+		for k, v := range op.Results {
+			subst[v] = out[k]
+			adoptName(out[k], v)
+		}
+		for _, n := range tmp.Ops {
+			place(b, n)
+		}
+		replaceUses(b, b.Ops[i+1:], subst)
+		b.Ops = slices.Concat(b.Ops[:i:i], tmp.Ops, b.Ops[i+1:])
+	}
+}
+
+// mustStraighten reports whether straighten has to rewrite op.
+func (d *differ) mustStraighten(op *ir.Op) bool {
+	switch op.Name() {
+	case "call", "fused":
+		return true
+	case "while":
+		return d.loops[op] == nil
+	}
+	return false
+}
+
+// inline appends the ops of a region to b, args standing for its parameters, and returns
+// what stands for its results.
+func inline(b *ir.Block, region *ir.Block, args []*ir.Value, prov string) []*ir.Value {
+	vals := ir.Mapping{}
+	for i, p := range region.Params {
+		vals[p] = args[i]
+	}
+	for _, op := range region.Ops {
+		c := b.CloneOp(op, vals)
+		if prov != "" {
+			c.Loc = c.Loc.With(prov)
+			for _, r := range c.Regions {
+				r.Walk(func(o *ir.Op) { o.Loc = o.Loc.With(prov) })
+			}
+		}
+	}
+	return vals.All(region.Results)
+}
+
+func opError(op *ir.Op, format string, args ...any) *diag.Error {
+	return &diag.Error{Code: "gradient", Op: op.Name(), Layer: op.Loc.Layer, File: op.Loc.File, Line: op.Loc.Line, Message: fmt.Sprintf(format, args...)}
+}
+
+// special differentiates control flow.
+func (d *differ) special(r *ops.Reverse, op *ir.Op, douts []*ir.Value) ([]*ir.Value, bool, error) {
+	var dins []*ir.Value
+	var err error
+	switch op.Name() {
+	case "if", "case":
+		dins, err = d.branches(r, op, douts)
+	case "while":
+		dins, err = d.loopGrad(r, op, douts)
+	case "gradient":
+		panic("BUG: a gradient op is left before another")
+	default:
+		return nil, false, nil
+	}
+	return dins, true, err
+}
+
+// repeatable refuses a region whose ops may not run a second time.
+func repeatable(owner *ir.Op, region *ir.Block) error {
+	var bad *ir.Op
+	region.Walk(func(op *ir.Op) {
+		if bad == nil && len(op.Regions) == 0 && (op.Effect() != ir.EffectNone || op.Det() == ir.Tol || op.Det() == ir.Unknown) {
+			bad = op
+		}
+	})
+	if bad == nil {
+		return nil
+	}
+	return opError(owner, "its gradient has to run the region again, and %s in layer %s (effect %v, determinism %v) may run only once",
+		bad.Name(), bad.Loc.Layer, bad.Effect(), bad.Det()).WithHint("move that op out of the region")
+}
+
+// branches differentiates if and case: the same choice again, each branch running its
+// region forward and then back.
+func (d *differ) branches(r *ops.Reverse, op *ir.Op, douts []*ir.Value) ([]*ir.Value, error) {
+	var wanted []int // operands whose cotangents come out
+	for i, v := range op.Operands {
+		if i > 0 && v.Type.DType.IsFloat() && r.Active(v) {
+			wanted = append(wanted, i)
+		}
+	}
+	var given []int // results that have cotangents
+	args := slices.Clone(op.Operands)
+	for i, g := range douts {
+		if g != nil {
+			given = append(given, i)
+			args = append(args, g)
+		}
+	}
+	var regions []*ir.Block
+	for _, region := range op.Regions {
+		if err := repeatable(op, region); err != nil {
+			return nil, err
+		}
+		back := d.f.NewRegion()
+		var params, seeds, outs, xs []*ir.Value
+		for _, p := range region.Params {
+			params = append(params, back.AddParam("", p.Type))
+		}
+		for _, i := range given {
+			seeds = append(seeds, back.AddParam("", douts[i].Type))
+		}
+		results := inline(back, region, params, "vjp")
+		for _, i := range given {
+			outs = append(outs, results[i])
+		}
+		for _, i := range wanted {
+			xs = append(xs, params[i-1])
+		}
+		grads, _, err := d.backward(back, op, outs, seeds, xs, nil)
+		if err != nil {
+			return nil, err
+		}
+		back.Results = grads
+		regions = append(regions, back)
+	}
+	res := r.B.Multi(op.Name(), args, regions, op.Attrs...)
+	dins := make([]*ir.Value, len(op.Operands))
+	for k, i := range wanted {
+		dins[i] = res.Results[k]
+	}
+	return dins, nil
+}
+
+// backward appends to b, whose ops are a forward program, the reverse program for
+// cotangents seeds of the values outs, and returns the cotangents of xs, dense zeros
+// where there is none; has tells where there is one. finish, where not nil, appends more and returns the values that
+// are needed in place of the cotangents. Ops that nothing then needs are dropped.
+func (d *differ) backward(b *ir.Block, owner *ir.Op, outs, seeds, xs []*ir.Value, finish func(bld *ir.Builder, grads []*ir.Value, has []bool) []*ir.Value) (results []*ir.Value, has []bool, err error) {
+	// Straightening wants an op that stands for the gradient.
+	stand := &ir.Op{Def: &ir.OpDef{Name: "gradient"}, Operands: slices.Concat(outs, xs), Loc: owner.Loc, Block: b}
+	b.Ops = append(b.Ops, stand)
+	if err := d.straighten(b, stand, len(outs)); err != nil {
+		return nil, nil, err
+	}
+	b.Ops = b.Ops[:len(b.Ops)-1]
+	outs, xs = stand.Operands[:len(outs)], stand.Operands[len(outs):]
+	forward := slices.Clone(b.Ops)
+	r := d.reverse(ir.NewBuilder(d.t, b, owner.Loc.With("vjp")), forward, xs)
+	for i, v := range outs {
+		r.Add(v, seeds[i])
+	}
+	if err := r.Run(forward); err != nil {
+		return nil, nil, err
+	}
+	results, has = make([]*ir.Value, len(xs)), make([]bool, len(xs))
+	for i, x := range xs {
+		if results[i] = r.Cot[x]; results[i] != nil {
+			has[i] = true
+		} else {
+			results[i] = ops.Full(r.B, x.Type, 0)
+		}
+	}
+	if finish != nil {
+		results = finish(r.B, results, has)
+	}
+	b.Ops = live(b.Ops, results)
+	return results, has, nil
+}
