@@ -27,6 +27,9 @@ func scalarConst(b *ir.Builder, d dtype.Type, v float64) *ir.Value {
 	return b.Op("constant", nil, ir.A("value", numTensor(d, v)))
 }
 
+// Full is a value of type t, every element v, as a constant and a broadcast.
+func Full(b *ir.Builder, t ir.Type, v float64) *ir.Value { return full(b, t, v) }
+
 // full is a value of type t, every element v.
 func full(b *ir.Builder, t ir.Type, v float64) *ir.Value {
 	return spread(b, scalarConst(b, t.DType, v), t.Shape)
