@@ -103,6 +103,7 @@ func reduceOps() []*ir.OpDef {
 		},
 		argRow("argmax", "greatest", func(d dtype.Type, a, best uint64) bool { return lessBits(d, best, a) }),
 		argRow("argmin", "least", func(d dtype.Type, a, best uint64) bool { return lessBits(d, a, best) }),
+		reduceRegionRow(),
 	}
 }
 
