@@ -2,6 +2,7 @@ package cpu
 
 import (
 	"github.com/llir/llvm/ir"
+	"github.com/llir/llvm/ir/constant"
 	"github.com/llir/llvm/ir/enum"
 	"github.com/llir/llvm/ir/types"
 	"github.com/llir/llvm/ir/value"
@@ -41,6 +42,8 @@ type contractEmitter struct {
 	areaA, areaB  value.Value   // packed blocks
 	block         value.Value   // partial block of C, when not direct
 	tabs          [2]value.Value
+
+	flush, strict value.Value // MXCSR with FTZ and DAZ, and as it was found; nil: not needed
 }
 
 func (k *contractEmitter) emit(symbol string) {
@@ -79,11 +82,35 @@ func (k *contractEmitter) emit(symbol string) {
 		}
 	}
 	k.block = area(0, k.form.acc())
+	if k.a.kind == contractSwapped {
+		k.flush, k.strict = k.cur.NewAlloca(types.I32), k.cur.NewAlloca(types.I32)
+		k.cur.NewCall(k.intrinsic("llvm.x86.sse.stmxcsr", types.Void, i8p), k.cast(k.strict, types.I8))
+		// FTZ is bit 15, DAZ bit 6.
+		k.store(k.cur.NewOr(k.load(types.I32, k.strict, 4), constant.NewInt(types.I32, 0x8040)), k.flush, 4)
+	}
 	none := contractInt(-1)
-	k.loop(lo, hi, 1, []value.Value{none, none}, func(t value.Value, c []value.Value) []value.Value {
-		return k.tile(t, c[0], c[1])
-	})
+	run := func(kb value.Value) {
+		k.loop(lo, hi, 1, []value.Value{none, none}, func(t value.Value, c []value.Value) []value.Value {
+			return k.tile(t, kb, c[0], c[1])
+		})
+	}
+	if k.kOuter {
+		k.loop(contractInt(0), contractInt(k.nk), 1, nil, func(kb value.Value, _ []value.Value) []value.Value {
+			run(kb)
+			return nil
+		})
+	} else {
+		run(nil)
+	}
 	k.ret()
+}
+
+// mxcsr switches to the given floating-point mode, where the numerics ask for another.
+func (k *contractEmitter) mxcsr(mode value.Value) {
+	if mode != nil {
+		i8p := types.NewPointer(types.I8)
+		k.cur.NewCall(k.intrinsic("llvm.x86.sse.ldmxcsr", types.Void, i8p), k.cast(mode, types.I8))
+	}
 }
 
 func (k *contractEmitter) div(x value.Value, by int64) value.Value {
@@ -116,8 +143,9 @@ func (k *contractEmitter) share(i value.Value, n, parts int64) value.Value {
 	return k.div(k.times(i, n), parts)
 }
 
-// tile computes one tile; curA and curB name the blocks that are packed in scratch.
-func (k *contractEmitter) tile(t, curA, curB value.Value) []value.Value {
+// tile computes one tile (only K block kb of it where kb is given); curA and curB name
+// the blocks that are packed in scratch.
+func (k *contractEmitter) tile(t, kb, curA, curB value.Value) []value.Value {
 	per := k.tilesM * k.tilesN
 	batch, inner := k.div(t, per), k.rest(t, per)
 	var tm, tn value.Value
@@ -193,21 +221,24 @@ func (k *contractEmitter) tile(t, curA, curB value.Value) []value.Value {
 		packB := func() {
 			k.pack(1, &k.b, b, srcB, k0, kc, contractInt(k.lanes), k.sub(col1, col0), k.psB)
 		}
-		if k.keepA {
+		if k.keepA || k.kOuter {
 			k.when(needA, packA)
 		} else {
 			packA()
 		}
-		if k.keepB {
+		if k.keepB || k.kOuter {
 			k.when(needB, packB)
 		} else {
 			packB()
 		}
 		k.macro(kb, kc, a, b, batch, offC, p0, p1, g0, g1, row0, col0, col1, rowOf)
 	}
-	if k.nk == 1 {
+	switch {
+	case kb != nil:
+		step(kb)
+	case k.nk == 1:
 		step(contractInt(0))
-	} else {
+	default:
 		k.loop(contractInt(0), contractInt(k.nk), 1, nil, func(kb value.Value, _ []value.Value) []value.Value {
 			step(kb)
 			return nil
@@ -266,7 +297,11 @@ func (k *contractEmitter) pack(side int, o *contractOperand, dst, src, k0, kc, w
 		if o.kind == contractPaired {
 			row = k.cur.NewLShr(row, contractInt(1))
 		}
-		k.cur.NewCall(f, k.gep(k.form.elem(), dst, k.times(row, int64(o.width))), k.gep(st, src, koff(pos)),
+		stride := value.Value(contractInt(int64(o.width)))
+		if side == 0 {
+			stride = w
+		}
+		k.cur.NewCall(f, k.gep(k.form.elem(), dst, k.mul(row, stride)), k.gep(st, src, koff(pos)),
 			contractInt(o.w), contractInt(o.k[last]), run, w, n, contractInt(ps))
 		next := k.add(pos, run)
 		pos.Incs = append(pos.Incs, ir.NewIncoming(next, k.cur))
@@ -322,6 +357,7 @@ func (k *contractEmitter) macro(kb, kc, a, b, batch, offC, p0, p1, g0, g1, row0,
 				mk(k.hLo)()
 			}
 		}
+		k.mxcsr(k.flush)
 		whole := k.groups
 		if k.rem > 0 {
 			whole--
@@ -337,6 +373,7 @@ func (k *contractEmitter) macro(kb, kc, a, b, batch, offC, p0, p1, g0, g1, row0,
 				call(contractInt(k.groups-1), k.rem)
 			})
 		}
+		k.mxcsr(k.strict)
 		if finish {
 			last := k.cur.NewICmp(enum.IPredEQ, kb, contractInt(k.nk-1))
 			k.when(last, func() {

@@ -234,3 +234,11 @@ func (e *contractB) storeMasked(v, p, mask value.Value, al int64) {
 	f := e.intrinsic("llvm.masked.store."+contractVecName(t)+".p0", types.Void, t, pt, types.I32, mask.Type())
 	e.cur.NewCall(f, v, e.cast(p, t), constant.NewInt(types.I32, al), mask)
 }
+
+// prefetch asks for the cache line at p.
+func (e *contractB) prefetch(p value.Value) {
+	i8p := types.NewPointer(types.I8)
+	f := e.intrinsic("llvm.prefetch.p0", types.Void, i8p, types.I32, types.I32, types.I32)
+	c := func(x int64) value.Value { return constant.NewInt(types.I32, x) }
+	e.cur.NewCall(f, e.cast(p, types.I8), c(0), c(3), c(1))
+}

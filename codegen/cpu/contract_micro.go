@@ -70,7 +70,7 @@ func (t Target) contractRegs() (rows, vectors int) {
 	return 6, 4
 }
 
-// contractRow is the row length of a packed panel of A: a power of two that holds
+// contractRow is the width at which panels of A are packed: a power of two that holds
 // every height of a micro-tile, so that one packing routine serves all heights.
 const contractRow = 8
 
@@ -81,7 +81,7 @@ const contractUnroll = 4
 //
 //	void f(i64 kc, A*, B*, i64 ldk, i64 ldv, C*, i64 ldc, i64 n, i64 load)
 //
-// C[r][v·L+l] = chain over k = 0 … kc-1 of fma(A[k·8+r], B[k·ldk + v·ldv + l], ·),
+// C[r][v·L+l] = chain over k = 0 … kc-1 of fma(A[k·rows+r], B[k·ldk + v·ldv + l], ·),
 // started from the stored C where load ≠ 0, else from +0. Packed elements; strides
 // count elements. n is the number of valid columns: columns ≥ n are computed but
 // neither read nor written in C.
@@ -166,12 +166,19 @@ func contractMicro(m *ir.Module, t Target, form contractForm, rows, vectors int)
 		}
 		out := make([]value.Value, len(acc))
 		for r := range rows {
-			x := e.splat(e.load(et, e.gep(et, a, contractInt(int64(off*contractRow+r))), al), L)
+			x := e.splat(e.load(et, e.gep(et, a, contractInt(int64(off*rows+r))), al), L)
 			for v := range vectors {
 				out[r*vectors+v] = e.madd(t, form, x, bs[v], acc[r*vectors+v])
 			}
 		}
 		return out
+	}
+	// The tile to the right is most often the next one: its partial sums should be
+	// there when its turn comes.
+	for r := range rows {
+		for v := range vectors {
+			e.prefetch(e.gep(at, rowPtr(r), contractInt(int64((vectors+v)*L))))
+		}
 	}
 	carried := append([]value.Value{pa, pb}, acc...)
 	carried = e.loop(contractInt(0), main, contractUnroll, carried, func(_ value.Value, c []value.Value) []value.Value {
@@ -180,11 +187,11 @@ func contractMicro(m *ir.Module, t Target, form contractForm, rows, vectors int)
 			acc = step(a, b, u, acc)
 			b = e.gep(et, b, ldk)
 		}
-		return append([]value.Value{e.gep(et, a, contractInt(int64(contractUnroll*contractRow))), b}, acc...)
+		return append([]value.Value{e.gep(et, a, contractInt(int64(contractUnroll*rows))), b}, acc...)
 	})
 	carried = e.loop(contractInt(0), tail, 1, carried, func(_ value.Value, c []value.Value) []value.Value {
 		acc := step(c[0], c[1], 0, c[2:])
-		return append([]value.Value{e.gep(et, c[0], contractInt(contractRow)), e.gep(et, c[1], ldk)}, acc...)
+		return append([]value.Value{e.gep(et, c[0], contractInt(int64(rows))), e.gep(et, c[1], ldk)}, acc...)
 	})
 	acc = carried[2:]
 	e.branch(full, func() {

@@ -90,10 +90,11 @@ func contractSplatInt(t types.Type, x int64) constant.Constant {
 //
 // The block is n wide and kc deep; its element (x, k) is src[x·ws + k·ks] (or
 // src[x·ws + tab[k]]). Panel p holds columns p·w … p·w+w-1 (w ≤ width) and begins at
-// dst + p·ps; in it, (x, k) stands at k·width + x - p·w. Lanes of a panel beyond its
-// columns get arbitrary values of the source or zero: nothing that is stored depends
-// on them. Up to one vector of rows past kc is overwritten.
-// exact promises w = width, which saves the masks. In pairs, row i holds k = 2i (low half) and 2i+1; a missing odd one is zero.
+// dst + p·ps; in it, (x, k) stands at k·w + x - p·w. What a panel lacks in columns is
+// filled with arbitrary values of the source or zero: nothing that is stored depends on
+// it. Up to one vector of rows past kc is overwritten.
+// exact promises w = width, which saves masks; else a row is written width wide, and
+// the next row overwrites what is too much. In pairs, row i holds k = 2i (low half) and 2i+1; a missing odd one is zero.
 func contractPack(m *ir.Module, t Target, src dtype.Type, form contractForm, kind contractKind, width int, path contractPath, exact bool) *ir.Func {
 	name := fmt.Sprintf("rp_pack_%s_%s%s%s_%s_%d", [...]string{"w", "k", "g", "t"}[path], src,
 		[...]string{"_", "2", "x"}[kind], form, [...]string{"v3", "v4", "v4b"}[t], width)
@@ -214,7 +215,8 @@ func (p *contractPacker) alongW() {
 			}
 			p.store(v, d, p.form.size())
 		}
-		d := p.gep(p.et, p.dst, p.mul(k, contractInt(int64(W))))
+		p.prefetchRow(k)
+		d := p.gep(p.et, p.dst, p.mul(k, p.stride()))
 		c := p.loopStep(contractInt(0), full, p.w, []value.Value{d}, func(col value.Value, c []value.Value) []value.Value {
 			panel(c[0], col, maskFull)
 			return []value.Value{p.gep(p.et, c[0], p.ps)}
@@ -222,6 +224,32 @@ func (p *contractPacker) alongW() {
 		p.when(hasTail, func() { panel(c[0], full, maskTail) })
 		return nil
 	})
+}
+
+// stride is the length of a row of a panel.
+func (p *contractPacker) stride() value.Value {
+	if p.exact {
+		return contractInt(int64(p.width))
+	}
+	return p.w
+}
+
+// contractAhead is how many rows of k a copy along the width asks for in advance: rows
+// are short and far apart, which no hardware prefetcher follows.
+const contractAhead = 12
+
+func (p *contractPacker) prefetchRow(k value.Value) {
+	per := int64(1)
+	if p.kind == contractPaired {
+		per = 2
+	}
+	for i := range per {
+		at := p.gep(p.st, p.from, p.mul(p.add(p.mul(k, contractInt(per)), contractInt(contractAhead+i)), p.ks))
+		p.loop(contractInt(0), p.n, 64/p.size(), nil, func(x value.Value, _ []value.Value) []value.Value {
+			p.prefetch(p.gep(p.st, at, x))
+			return nil
+		})
+	}
 }
 
 // size is the bytes of a source element.
@@ -257,8 +285,9 @@ func (p *contractPacker) alongK() {
 			if p.kind == contractPaired {
 				row = p.cur.NewLShr(k, contractInt(1))
 			}
-			out := p.gep(p.et, d, p.mul(row, contractInt(int64(W))))
-			for g := 0; g < W/sub; g++ {
+			out := p.gep(p.et, d, p.mul(row, p.stride()))
+			groups := make([][]value.Value, W/sub)
+			for g := range groups {
 				vs := make([][]value.Value, sub)
 				for r := range vs {
 					ptr := p.gep(p.st, at, offs[g*sub+r])
@@ -282,12 +311,26 @@ func (p *contractPacker) alongK() {
 					}
 					vs[r] = []value.Value{v}
 				}
-				for i, v := range p.transpose(vs, L) {
-					off := i * L
-					if W > L {
-						off = i*W + g*L
+				groups[g] = p.transpose(vs, L)
+			}
+			if p.exact && len(groups) == 1 {
+				for i, v := range groups[0] {
+					p.store(v, p.gep(p.et, out, contractInt(int64(i*L))), p.form.size())
+				}
+				return
+			}
+			// Rows in rising order, each spilling into the next.
+			idx := make([]int, sub)
+			for r := range L {
+				for g, vs := range groups {
+					for i := range idx {
+						idx[i] = r%(L/sub)*sub + i
 					}
-					p.store(v, p.gep(p.et, out, contractInt(int64(off))), p.form.size())
+					v := vs[r/(L/sub)]
+					if sub < L {
+						v = p.shuffle(v, v, idx)
+					}
+					p.store(v, p.gep(p.et, out, p.add(p.mul(p.stride(), contractInt(int64(r))), contractInt(int64(g*sub)))), p.form.size())
 				}
 			}
 		}
@@ -348,7 +391,7 @@ func (p *contractPacker) scalar(tab value.Value) {
 	p.loopStep(contractInt(0), p.n, p.w, []value.Value{p.dst}, func(col value.Value, c []value.Value) []value.Value {
 		valid := p.min(p.w, p.sub(p.n, col))
 		p.loop(contractInt(0), p.rows(), 1, nil, func(k value.Value, _ []value.Value) []value.Value {
-			d := p.gep(p.et, c[0], p.mul(k, contractInt(int64(p.width))))
+			d := p.gep(p.et, c[0], p.mul(k, p.stride()))
 			p.loop(contractInt(0), valid, 1, nil, func(x value.Value, _ []value.Value) []value.Value {
 				xo := p.mul(p.add(col, x), p.ws)
 				var v value.Value

@@ -51,6 +51,7 @@ type contractPlan struct {
 	tilesN       int64
 	colsOuter    bool // tile order: columns outer (B stays packed), else rows outer
 	keepA, keepB bool // all K blocks of the operand's block stay in scratch
+	kOuter       bool // K blocks outermost, over all tiles of a range, C holding the partial sums
 	direct       bool // the micro-kernel works on C itself
 	psA, psB     int64
 	slotA, slotB int64 // elements of one K block of the operand's block
@@ -194,45 +195,60 @@ func bitsLen(x int64) int {
 
 // choose fills in the blocking with the least estimated time.
 func (p *contractPlan) choose() error {
-	best := *p
-	best.cost = -1
+	best := contractPlan{cost: -1}
+	p.candidates(func(q *contractPlan) {
+		if best.cost < 0 || q.cost < best.cost {
+			best = *q
+		}
+	})
+	if best.cost < 0 {
+		return fmt.Errorf("contraction %s: no blocking fits the scratch of a worker", p.c.Name)
+	}
+	*p = best
+	return nil
+}
+
+// candidates visits every blocking that fits the scratch, with its estimate.
+func (p *contractPlan) candidates(visit func(*contractPlan)) {
 	// Strips of an epilogue begin at multiples of kern.Lanes.
 	unit := max(1, kern.Lanes/(p.nv*p.lanes))
 	units := contractCeilDiv(p.groups, unit)
-	for _, target := range []int64{192, 256, 320, 384, 512, 640, 768, 1024, 1536} {
+	lastKC := int64(0)
+	for _, target := range []int64{1536, 1024, 768, 640, 512, 384, 320, 256, 192} {
 		nk := max(1, contractCeilDiv(p.k, target))
 		kc := contractRoundUp(contractCeilDiv(max(1, p.k), nk), 4)
 		nk = max(1, contractCeilDiv(p.k, kc))
+		if kc == lastKC {
+			continue
+		}
+		lastKC = kc
 		for _, tm := range contractCuts(p.panels) {
+			if p.swap && !p.direct && tm > 1 {
+				break // an epilogue row must be whole
+			}
 			for _, tn := range contractCuts(units) {
-				for variant := range 8 {
+				for variant := range 10 {
 					q := *p
+					q.kOuter = variant >= 8
 					q.kc, q.nk, q.tilesM, q.tilesN = kc, nk, tm, tn
 					q.colsOuter = variant&1 == 0
 					q.keepA, q.keepB = variant&2 != 0, variant&4 != 0
-					if nk == 1 && !(q.keepA && q.keepB) {
+					if q.kOuter && (nk == 1 || !q.direct) {
 						continue
 					}
-					if q.swap && !q.direct && tm > 1 {
-						continue // an epilogue row must be whole
+					if nk == 1 && !(q.keepA && q.keepB) {
+						continue
 					}
 					q.layout(unit)
 					if q.bytes > contractScratch {
 						continue
 					}
 					q.cost = q.estimate(unit)
-					if best.cost < 0 || q.cost < best.cost {
-						best = q
-					}
+					visit(&q)
 				}
 			}
 		}
 	}
-	if best.cost < 0 {
-		return fmt.Errorf("contraction %s: no blocking fits the scratch of a worker", p.c.Name)
-	}
-	*p = best
-	return nil
 }
 
 // contractCuts lists sensible numbers of tiles for n units.
@@ -265,7 +281,7 @@ func (p *contractPlan) layout(unit int64) {
 		slack = p.lanes // the last run of an inner K axis begins anywhere
 	}
 	depth := contractRoundUp(rowsPacked+slack, 16) + 2
-	p.psA, p.psB = depth*int64(p.a.width), depth*int64(p.b.width)
+	p.psA, p.psB = contractRoundUp(depth*p.hHi(), 16)+16, depth*int64(p.b.width)
 	maxPanels := contractCeilDiv(p.panels, p.tilesM)
 	maxVecs := contractCeilDiv(contractCeilDiv(p.groups, unit), p.tilesN) * unit * p.nv
 	p.slotA, p.slotB = maxPanels*p.psA, maxVecs*p.psB
@@ -296,7 +312,6 @@ func (p *contractPlan) layout(unit int64) {
 // three threads averaged in. The constants are measured on Zen 4.
 func (p *contractPlan) estimate(unit int64) float64 {
 	m, n, k := float64(p.rows.Size), float64(p.vecs*p.lanes), float64(p.k)
-	L := float64(p.lanes)
 	bt := float64(p.batches)
 	size := float64(p.form.size())
 	kk := k
@@ -307,34 +322,41 @@ func (p *contractPlan) estimate(unit int64) float64 {
 	// Each call of the micro-kernel: prologue, and its accumulators in and out.
 	calls := bt * float64(p.panels*p.groups*p.nk)
 	over := calls*40 + bt*m*float64(p.vecs)*float64(2*p.nk)*1.5
-	// Packing, cycles an element.
-	per := func(o contractOperand) float64 {
-		c := map[contractPath]float64{contractPathW: 0.14, contractPathK: 0.3, contractPathG: 1.5, contractPathT: 3}[o.path]
-		if o.width == contractRow && o.path == contractPathW {
-			c = 0.25
-		}
-		return c
-	}
 	timesA, timesB := float64(p.tilesN), float64(p.tilesM)
-	if p.keepA && (!p.colsOuter || p.tilesM == 1) {
+	if ((p.keepA || p.kOuter) && !p.colsOuter) || ((p.keepA || p.kOuter || p.nk == 1) && p.tilesM == 1) {
 		timesA = 1
 	}
-	if p.keepB && (p.colsOuter || p.tilesN == 1) {
+	if ((p.keepB || p.kOuter) && p.colsOuter) || ((p.keepB || p.kOuter || p.nk == 1) && p.tilesN == 1) {
 		timesB = 1
 	}
-	pack := bt * (timesA*m*k*per(p.a) + timesB*n*k*per(p.b))
-	// What does not stay in the first 768 KiB of L2 comes from L3.
-	tileM, tileN := m/float64(p.tilesM), n/float64(p.tilesN)
-	work := float64(p.bytes)
-	if p.direct && p.nk > 1 {
-		work += tileM * tileN * size
+	// Packing, cycles an element: what is small stays in L2, the rest comes from
+	// memory the first time and from L3 later.
+	per := func(o contractOperand, elems, times float64) float64 {
+		first, later := 0.4, 0.4
+		if elems*float64(o.dt.Size()) > 512<<10 {
+			first, later = 0.8, 0.6
+		}
+		switch o.path {
+		case contractPathG:
+			first, later = first+1.5, later+1.5
+		case contractPathT:
+			first, later = first+4, later+4
+		}
+		return elems * (first + later*(times-1))
 	}
+	pack := bt * (per(p.a, m*k, timesA) + per(p.b, n*k, timesB))
 	spill := 0.0
 	if p.direct {
-		spill = bt * m * n * size * float64(2*p.nk-1) * 0.02
-		if work > 1<<20 && p.nk > 1 {
-			spill = bt * m * n * size * float64(2*p.nk-1) * 0.05
+		passes := float64(2*p.nk - 1)
+		per := 0.02
+		work := m / float64(p.tilesM) * n / float64(p.tilesN) * size
+		if p.kOuter {
+			work = m * n * size / 2
 		}
+		if p.nk > 1 && work > 256<<10 {
+			per = 0.08
+		}
+		spill = bt * m * n * size * passes * per
 	}
 	if p.bytes > 800<<10 {
 		over += micro * 0.01
@@ -346,6 +368,5 @@ func (p *contractPlan) estimate(unit int64) float64 {
 		most := contractCeilDiv(p.tiles(), th)
 		balance += float64(most*th) / tiles
 	}
-	_ = L
 	return total * balance / 3
 }
