@@ -174,8 +174,10 @@ func (s *Scope) Conv2D(name string, x *Tensor, out, size, stride int64, opts ...
 	l := options(layer{bias: true, init: Kaiming(in * size * size)}, opts)
 	w := s.Param("w", []int64{size, size, in, out}, l.init)
 	p := (size - 1) / 2
+	last := []int64{0, 3, 1, 2} // batch, feature, height, width
 	y := s.Op("conv", []*Tensor{x, w}, ir.A("strides", []int64{stride, stride}),
-		ir.A("pad_low", []int64{p, p}), ir.A("pad_high", []int64{size - 1 - p, size - 1 - p}))
+		ir.A("padding", []int64{p, size - 1 - p, p, size - 1 - p}),
+		ir.A("x_dims", last), ir.A("w_dims", []int64{3, 2, 0, 1}), ir.A("y_dims", last))
 	if l.bias {
 		y = s.Add(y, s.Param("b", []int64{out}, Zeros))
 	}
@@ -184,8 +186,17 @@ func (s *Scope) Conv2D(name string, x *Tensor, out, size, stride int64, opts ...
 
 // MaxPool takes the greatest of each size×size window of x [N, H, W, C], windows side by
 // side.
-func (s *Scope) MaxPool(x *Tensor, size int64) *Tensor {
-	return s.Op("max_pool", []*Tensor{x}, ir.A("window", []int64{1, size, size, 1}), ir.A("strides", []int64{1, size, size, 1}))
+func (s *Scope) MaxPool(x *Tensor, size int64) *Tensor { return s.pool("max_pool", x, size) }
+
+// AvgPool is the mean of each size×size window of x [N, H, W, C], windows side by side.
+func (s *Scope) AvgPool(x *Tensor, size int64) *Tensor { return s.pool("avg_pool", x, size) }
+
+func (s *Scope) pool(name string, x *Tensor, size int64) *Tensor {
+	if x.Type.Rank() != 4 || x.Type.Shape[1]%size != 0 || x.Type.Shape[2]%size != 0 {
+		s.fail("shape", "%s of %v by %d: want [batch, height, width, channels], sizes that are multiples of %d", name, x.Type, size, size)
+	}
+	window := []int64{1, size, size, 1}
+	return s.unary(name, x, ir.A("window", window), ir.A("strides", window))
 }
 
 // BatchNorm normalises the last axis of x over all others. In training it uses the
