@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"reprise/ir"
+	"reprise/ir/dtype"
 	"reprise/ir/kern"
 	"reprise/ir/tensor"
 )
@@ -42,11 +43,8 @@ func collective(d *ir.OpDef) *ir.OpDef {
 			return nil
 		}}, wantPlain("C2", 0))
 	d.Cost = func(op *ir.Op) ir.Cost { return ir.Cost{Bytes: ownBytes(op)} }
-	d.Elem = func(c ir.ElemCtx, op *ir.Op, idx []*kern.Expr) []*kern.Expr {
-		if err := alone(op); err != nil {
-			panic("BUG: " + err.Error())
-		}
-		return []*kern.Expr{c.Arg(0, idx...)}
+	if d.Kern == nil {
+		d.Kern = func(op *ir.Op) ([]ir.KernelUse, error) { return copyKern(op, false) }
 	}
 	if d.Ref == nil {
 		d.Ref = func(_ ir.Eval, op *ir.Op, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
@@ -152,7 +150,7 @@ func collectiveOps() []*ir.OpDef {
 func permuteRow(size func(*ir.Op) ir.Attr, grad func(func(b em, op *ir.Op, dy *ir.Value) *ir.Value) func(*ir.Builder, *ir.Op, []*ir.Value) ([]*ir.Value, error)) *ir.OpDef {
 	// kept reports whether the only participant sends to itself.
 	kept := func(op *ir.Op) bool { return len(op.Attrs.Ints("pairs")) > 0 }
-	d := collective(&ir.OpDef{
+	return collective(&ir.OpDef{
 		Name: "collective_permute", Doc: "For each pair (from, to) participant `to` gets the `x` of participant `from`; who gets none has zeros.",
 		Attrs: []ir.AttrDef{{Name: "pairs", Kind: "ints", Doc: "from, to, from, to, …"}},
 		Infer: func(op *ir.Op) ([]ir.Type, error) { return oneType(op.In(0)) },
@@ -188,13 +186,26 @@ func permuteRow(size func(*ir.Op) ir.Attr, grad func(func(b em, op *ir.Op, dy *i
 			}
 			return one(in[0].Clone())
 		},
+		Kern: func(op *ir.Op) ([]ir.KernelUse, error) { return copyKern(op, !kept(op)) },
 	})
-	self := d.Elem
-	d.Elem = func(c ir.ElemCtx, op *ir.Op, idx []*kern.Expr) []*kern.Expr {
-		if alone(op) == nil && !kept(op) {
-			return []*kern.Expr{kern.Zero(op.In(0).DType.Accum())}
-		}
-		return self(c, op, idx)
+}
+
+// copyKern is the kernel for one participant: a copy, or zeros.
+func copyKern(op *ir.Op, zeros bool) ([]ir.KernelUse, error) {
+	if err := alone(op); err != nil {
+		return nil, err
 	}
-	return d
+	const perTile = 16384
+	t := op.In(0)
+	b := kern.NewBuilder(op.Name(), max(1, ceilDiv(t.Len(), perTile)))
+	x, y := b.In("x", t.DType, t.Len()), b.Out("y", t.DType, t.Len())
+	base, lane := kern.NewVar("base", dtype.I64), kern.NewVar("lane", dtype.I64)
+	at := kern.Add(kern.Get(base), kern.Get(lane))
+	v := x.At(at)
+	if zeros {
+		v = kern.Zero(t.DType)
+	}
+	b.Do(kern.Let(base, kern.Mul(b.TileIndex(), kern.I64(perTile))),
+		kern.Lane(lane, sliceLen(kern.Get(base), perTile, t.Len()), y.Set(at, v)))
+	return []ir.KernelUse{{Kernel: b.K, Args: []int{0, 1}}}, nil
 }
