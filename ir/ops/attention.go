@@ -9,6 +9,7 @@ import (
 	"reprise/ir"
 	"reprise/ir/dtype"
 	"reprise/ir/kern"
+	"reprise/ir/ops/attnref"
 	"reprise/ir/tensor"
 )
 
@@ -117,7 +118,7 @@ func attentionRow() *ir.OpDef {
 		Operands: []string{"q", "k", "v", "key?"}, Results: []string{"out", "lse"},
 		Attrs: attentionAttrs(), Det: attentionDet, Cost: attentionCost(2),
 		Ref: func(_ ir.Eval, op *ir.Op, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
-			out, lse := tmpForward(AttentionOf(op), in[0].F32(), in[1].F32(), in[2].F32(), keyBytes(in, 3))
+			out, lse := attnref.Forward(AttentionOf(op), in[0].F32(), in[1].F32(), in[2].F32(), keyBytes(in, 3))
 			return []*tensor.Tensor{tensor.Of(out, op.Out(0).Shape...), tensor.Of(lse, op.Out(1).Shape...)}, nil
 		},
 		VJP: func(b *ir.Builder, op *ir.Op, douts []*ir.Value) ([]*ir.Value, error) {
@@ -174,7 +175,7 @@ func attentionGradRow() *ir.OpDef {
 		Operands: []string{"q", "k", "v", "out", "lse", "dout", "key?"}, Results: []string{"dq", "dk", "dv"},
 		Attrs: attentionAttrs(), Det: attentionDet, Cost: attentionCost(5),
 		Ref: func(_ ir.Eval, op *ir.Op, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
-			dq, dk, dv := tmpBackward(AttentionOf(op), in[0].F32(), in[1].F32(), in[2].F32(), in[3].F32(), in[4].F32(), in[5].F32(), keyBytes(in, 6))
+			dq, dk, dv := attnref.Backward(AttentionOf(op), in[0].F32(), in[1].F32(), in[2].F32(), in[3].F32(), in[4].F32(), in[5].F32(), keyBytes(in, 6))
 			return []*tensor.Tensor{tensor.Of(dq, op.In(0).Shape...), tensor.Of(dk, op.In(1).Shape...), tensor.Of(dv, op.In(2).Shape...)}, nil
 		},
 		// out and lse are functions of q, k and v, so the derivative by q, k, v and dout of

@@ -388,7 +388,7 @@ func intPow(d dtype.Type, a, b int64) int64 {
 	return r
 }
 
-// halfAwayFromZero rounds to the nearest integer, ties away from zero.
+// roundAFZ rounds to the nearest integer, ties away from zero.
 func roundAFZ(x *kern.Expr) *kern.Expr {
 	t := kern.Trunc(x)
 	away := kern.Ge(kern.Abs(kern.Sub(x, t)), lit(x, 0.5))
@@ -411,7 +411,7 @@ func asUnsigned(f func(a, b *kern.Expr) *kern.Expr) func(a, b *kern.Expr) *kern.
 	}
 }
 
-// floorDivGuard: see intPow; the kernel form multiplies over the bits of the exponent.
+// intPowExpr is intPow, over all bits of the exponent.
 func intPowExpr(a, b *kern.Expr) *kern.Expr {
 	d := a.DType
 	u := unsignedOf(d)
@@ -569,7 +569,7 @@ func arithmeticRows() []*ir.OpDef {
 				return dy, neg(b, mul(b, dy, call1(b, "trunc", div(b, x, z))))
 			}),
 		binaryRow("pow", "a to the power b (floats: C's pow; integers by repeated squaring, wrapping, negative exponents giving 0 unless a is ±1).", numbers, 40,
-			fn2(tmp2(math.Pow), math.Pow, powExpr).
+			fn2(scalar.Pow32, scalar.Pow64, powExpr).
 				withInt(func(d dtype.Type, x []int64) int64 { return intPow(d, x[0], x[1]) }), powVJP),
 		binaryRow("max", "a where a > b or a is NaN, else b. The derivative is shared equally at a tie.", plain, 1,
 			fn2(max32, max64, boolMax).withInt(func(d dtype.Type, x []int64) int64 {
@@ -586,7 +586,7 @@ func arithmeticRows() []*ir.OpDef {
 				return x[1]
 			}), extremeVJP),
 		binaryRow("atan2", "The angle of the point (b, a), in (-π, π].", floats, 30,
-			fn2(tmp2(math.Atan2), math.Atan2, func(a, b *kern.Expr) *kern.Expr { return tmpExpr() }),
+			fn2(scalar.Atan2_32, scalar.Atan2_64, kern.Atan2),
 			func(b *ir.Builder, x, z, _, dy *ir.Value) (*ir.Value, *ir.Value) {
 				t := div(b, dy, add(b, mul(b, x, x), mul(b, z, z)))
 				return mul(b, t, z), neg(b, mul(b, t, x))
@@ -627,7 +627,7 @@ func powVJP(b *ir.Builder, x, z, y, dy *ir.Value) (*ir.Value, *ir.Value) {
 
 func powExpr(a, b *kern.Expr) *kern.Expr {
 	if a.DType.IsFloat() {
-		return tmpExpr()
+		return kern.Pow(a, b)
 	}
 	return intPowExpr(a, b)
 }

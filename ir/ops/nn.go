@@ -19,7 +19,7 @@ import (
 func nnOps() []*ir.OpDef {
 	return []*ir.OpDef{
 		softmaxRow(), logSoftmaxRow(), layerNormRow(), rmsNormRow(), batchNormRow(), batchNormInferenceRow(),
-		geluRow(), reluRow(), siluRow(), softplusRow(), ropeRow(),
+		geluRow(), reluRow(), siluRow(), ropeRow(),
 	}
 }
 
@@ -462,15 +462,6 @@ func siluRow() *ir.OpDef {
 			s := call1(b, "logistic", x)
 			return mul(b, dy, fma(b, mul(b, x, s), sub(b, full(b, s.Type, 1), s), s))
 		})
-}
-
-func softplusRow() *ir.OpDef {
-	return activation("softplus", "`log1p(exp(-|x|)) + max(x, 0)`.", 48, nil, nil,
-		func(b *ir.Builder, _ *ir.Op, x *ir.Value) *ir.Value {
-			t := call1(b, "log1p", call1(b, "exp", neg(b, call1(b, "abs", x))))
-			return add(b, t, call2(b, "max", x, full(b, x.Type, 0)))
-		},
-		func(b *ir.Builder, _ *ir.Op, x, dy *ir.Value) *ir.Value { return mul(b, dy, call1(b, "logistic", x)) })
 }
 
 // ropeRow: rotary position embedding. Element d of a head is paired with another; sign is

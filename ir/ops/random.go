@@ -147,13 +147,13 @@ func uniformRow() *ir.OpDef {
 // the upper 24 bits k, which is exact in f32.
 func normal32(u uint32) float32 {
 	v := scalar.Fma32(float32(u>>8), 0x1p-23, -(1 - 0x1p-24))
-	return float32(math.Sqrt2) * float32(math.Erfinv(float64(v)))
+	return float32(math.Sqrt2) * scalar.ErfInv32(v)
 }
 
 func normalExpr(u *kern.Expr) *kern.Expr {
 	k := kern.Convert(kern.Bitcast(kern.Shr(u, kern.U32(8)), dtype.I32), dtype.F32)
-	_ = kern.Fma(k, kern.F32(0x1p-23), kern.F32(-(1 - 0x1p-24)))
-	return kern.Mul(kern.F32(float32(math.Sqrt2)), tmpExpr())
+	v := kern.Fma(k, kern.F32(0x1p-23), kern.F32(-(1 - 0x1p-24)))
+	return kern.Mul(kern.F32(float32(math.Sqrt2)), kern.ErfInv(v))
 }
 
 func normalRow() *ir.OpDef {
