@@ -31,18 +31,32 @@ func (e *Error) Error() string {
 	return e.Message + "; " + e.Hint
 }
 
-// options are what tests change.
-type options struct {
-	cflags  []string // for the driver, e.g. sanitizers
-	dynamic bool     // link an executable dynamically, as sanitizers want
-}
-
 // Build links a model, whose kernels are in objects, to out: an executable or, if
 // shared, a library out (made to end in .so) with its header beside it. Nothing is
 // left behind where it fails, and an old out stays. An *Error says what of the
 // toolchain is missing.
 func Build(ctx context.Context, m *Model, objects []string, out string, shared bool) error {
-	return build(ctx, m, objects, out, shared, options{})
+	return inTemporary(func(dir string) error {
+		d, err := CompileDriver(ctx, dir, shared)
+		if err != nil {
+			return err
+		}
+		return d.Build(ctx, m, objects, out)
+	})
+}
+
+// inTemporary calls f with a directory that is removed afterwards.
+func inTemporary(f func(dir string) error) (err error) {
+	dir, err := os.MkdirTemp("", "reprise-link-")
+	if err != nil {
+		return temporaryError(err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	return f(dir)
+}
+
+func temporaryError(err error) error {
+	return &Error{Code: "io", Message: err.Error(), Hint: "set TMPDIR to a directory with space"}
 }
 
 // LibraryPath is where Build puts a shared model for out: it ends in .so.
@@ -64,73 +78,119 @@ func Toolchain() (clang string, err error) {
 	return clang, nil
 }
 
-func build(ctx context.Context, m *Model, objects []string, out string, shared bool, o options) (err error) {
+// Driver is the driver's compiled objects. One serves any number of models, also
+// at the same time, and may be compiled while a model still is.
+type Driver struct {
+	clang   string
+	dir     string
+	shared  bool
+	sources []native.File
+	objects []string // absolute
+	options options
+}
+
+// options are what tests change.
+type options struct {
+	cflags  []string // for the driver, e.g. sanitizers
+	dynamic bool     // link an executable dynamically, as sanitizers want
+}
+
+// CompileDriver compiles the driver, for executables or for shared libraries,
+// into dir, which is the caller's to remove once it is no longer used.
+func CompileDriver(ctx context.Context, dir string, shared bool) (*Driver, error) {
+	return compileDriver(ctx, dir, shared, options{})
+}
+
+func compileDriver(ctx context.Context, dir string, shared bool, o options) (*Driver, error) {
+	clang, err := Toolchain()
+	if err != nil {
+		return nil, err
+	}
+	dir, err = filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	d := &Driver{clang: clang, dir: dir, shared: shared, sources: native.Sources(shared), options: o}
+	for _, f := range d.sources {
+		if err := os.WriteFile(filepath.Join(dir, f.Name), []byte(f.Text), 0o666); err != nil {
+			return nil, temporaryError(err)
+		}
+	}
+	var names []string
+	for _, f := range d.sources {
+		if filepath.Ext(f.Name) == ".c" {
+			names = append(names, f.Name)
+			d.objects = append(d.objects, filepath.Join(dir, f.Name+".o"))
+		}
+	}
+	return d, d.compile(ctx, dir, names...)
+}
+
+// compile compiles sources, given by name, in dir to NAME.o. Names are relative, so
+// that no path gets into an object.
+func (d *Driver) compile(ctx context.Context, dir string, names ...string) error {
+	// Baseline x86-64: the driver must be able to say which instructions are
+	// missing. No contraction: what it computes must not depend on the compiler.
+	flags := append([]string{"-std=c11", "-O2", "-march=x86-64", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-ident", "-pthread", "-Wall", "-Wextra", "-Qunused-arguments"}, d.options.cflags...)
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	for _, name := range names {
+		g.Go(func() error {
+			return run(ctx, dir, d.clang, append(flags[:len(flags):len(flags)], "-c", "-o", name+".o", name)...)
+		})
+	}
+	return g.Wait()
+}
+
+// Build is like the function Build, for the kind that the driver was compiled for.
+func (d *Driver) Build(ctx context.Context, m *Model, objects []string, out string) error {
 	if err := m.Validate(); err != nil {
 		return err
 	}
-	clang, err := Toolchain()
-	if err != nil {
-		return err
-	}
-	dir, err := os.MkdirTemp("", "reprise-link-")
-	if err != nil {
-		return &Error{Code: "io", Message: err.Error(), Hint: "set TMPDIR to a directory with space"}
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	return inTemporary(func(dir string) error { return d.build(ctx, dir, m, objects, out) })
+}
 
+func (d *Driver) build(ctx context.Context, dir string, m *Model, objects []string, out string) error {
 	t := makeTables(m)
 	description, err := json.Marshal(m.Describe())
 	if err != nil {
 		return fmt.Errorf("model %s: signature: %w", m.Name, err)
 	}
-	files := native.Sources(shared)
-	files = append(files, native.File{Name: "model.c", Text: t.c}, native.File{Name: "data.s", Text: t.asm}, native.File{Name: describeFile, Text: string(description)})
+	header := cHeader(m, d.text(native.Header))
+	files := []struct {
+		name string
+		data []byte
+	}{
+		{"rp.h", []byte(d.text("rp.h"))},
+		{native.Header, []byte(d.text(native.Header))},
+		{"model.c", []byte(t.c)},
+		{"data.s", []byte(t.asm)},
+		{describeFile, description},
+		{constsFile, m.Consts},
+		{weightsFile, t.weights},
+		// Kernels' symbols stay inside: two models in one process may name theirs alike.
+		{"exports", []byte("{ global: reprise_*; local: *; };\n")},
+	}
 	for _, f := range files {
-		if err := os.WriteFile(filepath.Join(dir, f.Name), []byte(f.Text), 0o666); err != nil {
-			return &Error{Code: "io", Message: err.Error(), Hint: "set TMPDIR to a directory with space"}
+		if err := os.WriteFile(filepath.Join(dir, f.name), f.data, 0o666); err != nil {
+			return temporaryError(err)
 		}
 	}
-	for name, data := range map[string][]byte{constsFile: m.Consts, weightsFile: t.weights} {
-		if err := os.WriteFile(filepath.Join(dir, name), data, 0o666); err != nil {
-			return &Error{Code: "io", Message: err.Error(), Hint: "set TMPDIR to a directory with space"}
-		}
-	}
-
-	// Baseline x86-64: the driver must be able to say which instructions are
-	// missing. No contraction: what it computes must not depend on the compiler.
-	cflags := append([]string{"-std=c11", "-O2", "-march=x86-64", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-ident", "-pthread", "-Wall", "-Wextra"}, o.cflags...)
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(runtime.GOMAXPROCS(0))
-	var linked []string
-	for _, f := range files {
-		ext := filepath.Ext(f.Name)
-		if ext != ".c" && ext != ".s" {
-			continue
-		}
-		object := f.Name + ".o"
-		linked = append(linked, object)
-		g.Go(func() error { // in dir with relative names, so that no path gets into an object
-			return run(gctx, dir, clang, append(cflags[:len(cflags):len(cflags)], "-Qunused-arguments", "-c", "-o", object, f.Name)...)
-		})
-	}
-	if err := g.Wait(); err != nil {
+	if err := d.compile(ctx, dir, "model.c", "data.s"); err != nil {
 		return err
 	}
 
 	args := []string{"-fuse-ld=lld", "-pthread", "-Wl,--build-id=none", "-Wl,--gc-sections", "-Wl,-z,noexecstack", "-Wl,-z,relro,-z,now"}
-	if shared {
+	switch {
+	case d.shared:
 		out = LibraryPath(out)
-		// Kernels' symbols stay inside: two models in one process may name theirs alike.
-		if err := os.WriteFile(filepath.Join(dir, "exports"), []byte("{ global: reprise_*; local: *; };\n"), 0o666); err != nil {
-			return &Error{Code: "io", Message: err.Error()}
-		}
 		args = append(args, "-shared", "-Wl,--version-script=exports", "-Wl,-z,defs")
-	} else if !o.dynamic {
+	case !d.options.dynamic:
 		args = append(args, "-static", "-no-pie")
 	}
-	args = append(args, o.cflags...)
-	args = append(args, "-o", "out")
-	args = append(args, linked...)
+	args = append(args, d.options.cflags...)
+	args = append(args, "-o", "out", "model.c.o", "data.s.o")
+	args = append(args, d.objects...)
 	for _, object := range objects {
 		abs, err := filepath.Abs(object)
 		if err != nil {
@@ -139,17 +199,11 @@ func build(ctx context.Context, m *Model, objects []string, out string, shared b
 		args = append(args, abs)
 	}
 	args = append(args, "-lm")
-	if err := run(ctx, dir, clang, args...); err != nil {
+	if err := run(ctx, dir, d.clang, args...); err != nil {
 		return err
 	}
-	if shared {
-		var text string
-		for _, f := range files {
-			if f.Name == native.Header {
-				text = f.Text
-			}
-		}
-		if err := install([]byte(header(m, text)), HeaderPath(out), 0o666); err != nil {
+	if d.shared {
+		if err := install([]byte(header), HeaderPath(out), 0o666); err != nil {
 			return err
 		}
 	}
@@ -158,6 +212,16 @@ func build(ctx context.Context, m *Model, objects []string, out string, shared b
 		return err
 	}
 	return install(binary, out, 0o777)
+}
+
+// text is one of the driver's sources.
+func (d *Driver) text(name string) string {
+	for _, f := range d.sources {
+		if f.Name == name {
+			return f.Text
+		}
+	}
+	panic("BUG: the driver has no file " + name)
 }
 
 // install writes a file beside its place and renames it.

@@ -11,10 +11,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"reprise/ir/dtype"
 	"reprise/runtime/exe"
 	"reprise/runtime/internal/fixture"
 )
@@ -26,10 +28,42 @@ type program struct {
 	dir  string // its working directory, empty at the start
 }
 
+// shared are the driver and the kernels that all tests link.
+type shared struct {
+	driver  *exe.Driver
+	kernels string
+}
+
+// compileShared compiles once for all tests of the package.
+var compileShared = sync.OnceValues(func() (shared, error) {
+	dir, err := os.MkdirTemp("", "reprise-test-")
+	if err != nil {
+		return shared{}, err
+	}
+	driver, err := exe.CompileDriver(context.Background(), dir, false)
+	return shared{driver, filepath.Join(dir, "kernels.o")}, errors.Join(err, fixture.CompileKernels(filepath.Join(dir, "kernels.o")))
+})
+
+func TestMain(m *testing.M) {
+	status := m.Run()
+	if s, err := compileShared(); err == nil {
+		_ = os.RemoveAll(filepath.Dir(s.kernels))
+	}
+	os.Exit(status)
+}
+
 func buildProgram(t *testing.T, m *exe.Model) program {
 	t.Helper()
-	out := filepath.Join(t.TempDir(), m.Name)
-	require.NoError(t, exe.Build(context.Background(), m, []string{fixture.Kernels(t)}, out, false))
+	return buildNamed(t, m, m.Name)
+}
+
+func buildNamed(t *testing.T, m *exe.Model, name string) program {
+	t.Helper()
+	fixture.NeedToolchain(t)
+	s, err := compileShared()
+	require.NoError(t, err)
+	out := filepath.Join(t.TempDir(), name)
+	require.NoError(t, s.driver.Build(context.Background(), m, []string{s.kernels}, out))
 	return program{t, out, t.TempDir()}
 }
 
@@ -196,4 +230,18 @@ func tensor(t *testing.T, file []byte, name string) []byte {
 	require.Contains(t, h, name)
 	require.NoError(t, json.Unmarshal(h[name], &d))
 	return data[d.Offsets[0]:d.Offsets[1]]
+}
+
+// convertModel has an input of each element type, [4], and copies it to an output.
+func convertModel() *exe.Model {
+	b := fixture.New("convert", false)
+	for _, d := range dtype.All() {
+		if d == dtype.Key {
+			continue
+		}
+		in := b.Value(exe.RoleInput, d.String(), d, "zeros", 4)
+		out := b.Value(exe.RoleOutput, "out."+d.String(), d, "", 4)
+		b.Model.Step = append(b.Model.Step, fixture.Launch("copy", 4*d.Size(), in, fixture.W(out)))
+	}
+	return b.Done()
 }

@@ -2,7 +2,7 @@ package exe
 
 import "context"
 
-// BuildSanitized builds an executable whose driver has the given compiler flags.
-func BuildSanitized(ctx context.Context, m *Model, objects []string, out string, cflags ...string) error {
-	return build(ctx, m, objects, out, false, options{cflags: cflags, dynamic: true})
+// CompileSanitizedDriver compiles the driver for executables with these compiler flags.
+func CompileSanitizedDriver(ctx context.Context, dir string, cflags ...string) (*Driver, error) {
+	return compileDriver(ctx, dir, false, options{cflags: cflags, dynamic: true})
 }

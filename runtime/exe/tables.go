@@ -210,9 +210,9 @@ func program(b *strings.Builder, name string, prog []Inst) {
 	fmt.Fprintf(b, "static const rp_inst %s_insts[] = {\n%s    {0}};\n\n", name, rows.String())
 }
 
-// header is the C header of a shared model: the interface and, as a comment,
+// cHeader is the C header of a shared model: the interface and, as a comment,
 // the values that may be bound, read and written.
-func header(m *Model, text string) string {
+func cHeader(m *Model, text string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "/* %s for %s: %d bytes of arena.\n *\n", comment(m.Name), comment(m.Target), m.ArenaBytes)
 	values := slices.Clone(m.Values)
