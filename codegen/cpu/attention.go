@@ -28,7 +28,7 @@ const AttentionMaxDim = 1536
 // out, lse, dout, key (likewise), dq, dk, dv; its tiles are (batch, key-value head),
 // each going once over all pairs of blocks. Neither needs workspace. The order of
 // arithmetic is that of package attnref.
-func EmitAttention(m *ir.Module, a *kern.Attention, t Target) ([]AttentionLaunch, error) {
+func EmitAttention(m *ir.Module, a *kern.Attention, t Target) ([]Launch, error) {
 	switch {
 	case a.Dim > AttentionMaxDim:
 		return nil, fmt.Errorf("attention %s: head dimension %d is beyond %d", a.Name, a.Dim, AttentionMaxDim)
@@ -43,16 +43,11 @@ func EmitAttention(m *ir.Module, a *kern.Attention, t Target) ([]AttentionLaunch
 		group: a.Heads / a.KVHeads, qs: a.Heads * a.Dim, ks: a.KVHeads * a.Dim,
 		nq: attentionCeil(a.Tq, attentionBlockRows), nk: attentionCeil(a.Tk, attentionBlockRows)}
 	if a.Backward {
-		return []AttentionLaunch{{Symbol: a.Name, Tiles: a.Batch * a.KVHeads, Args: g.backward()}}, nil
+		g.backward()
+		return []Launch{{Symbol: a.Name, Tiles: a.Batch * a.KVHeads}}, nil
 	}
-	return []AttentionLaunch{{Symbol: a.Name, Tiles: a.Batch * a.Heads * g.nq, Args: g.forward()}}, nil
-}
-
-// AttentionLaunch is one kernel with its number of tiles and of arguments.
-type AttentionLaunch struct {
-	Symbol string
-	Tiles  int64
-	Args   int
+	g.forward()
+	return []Launch{{Symbol: a.Name, Tiles: a.Batch * a.Heads * g.nq}}, nil
 }
 
 func attentionCeil(a, b int64) int64 { return (a + b - 1) / b }
@@ -127,7 +122,7 @@ func (g *attentionGen) eachDim(e *attentionFn, body func(d value.Value, n int64)
 
 // forward writes the forward kernel. Scores are kept transposed, S[key][query], so
 // that all of softmax is vertical: a register holds one key for w queries.
-func (g *attentionGen) forward() int {
+func (g *attentionGen) forward() {
 	const n = attentionBlockRows
 	args := 5
 	if g.Dropout > 0 {
@@ -228,7 +223,6 @@ func (g *attentionGen) forward() int {
 			e.each(attentionI(0), rows, 1, func(i value.Value) { e.store(e.load(e.at(ms, i)), e.at(to, i)) })
 		}
 	})
-	return args
 }
 
 // maskScores writes −inf over the scores of keys that do not exist or are not seen,
@@ -381,7 +375,7 @@ func (g *attentionGen) overRows(e *attentionFn, p, n value.Value, stride int64, 
 // backward writes the gradient kernel: key blocks in order, and for each the query
 // blocks in order, so that the chains of dk and dv run over the inner loop and
 // those of dq over the outer one; the gradients themselves hold the unfinished chains.
-func (g *attentionGen) backward() int {
+func (g *attentionGen) backward() {
 	const n = attentionBlockRows
 	args := 9
 	if g.Dropout > 0 {
@@ -476,7 +470,6 @@ func (g *attentionGen) backward() int {
 			})
 		}
 	})
-	return args
 }
 
 // delta is the sum over a row of the head dimension of dout·out.

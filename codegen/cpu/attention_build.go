@@ -37,14 +37,7 @@ func attentionLanes(t Target) int64 {
 // each is emitted once for a module, however often it is asked for.
 func attentionFunc(m *ir.Module, t Target, name string, internal bool, params ...*ir.Param) *attentionFn {
 	f := m.NewFunc(name, types.Void, params...)
-	cpu, width := "x86-64-v4", "512"
-	if t == V3 {
-		cpu, width = "x86-64-v3", "256"
-	}
-	f.FuncAttrs = append(f.FuncAttrs, enum.FuncAttrNoUnwind,
-		ir.AttrPair{Key: "target-cpu", Value: cpu},
-		ir.AttrPair{Key: "prefer-vector-width", Value: width},
-		ir.AttrPair{Key: "min-legal-vector-width", Value: width})
+	f.FuncAttrs = append(t.contractAttrs(), enum.FuncAttrNoUnwind)
 	if internal {
 		f.Linkage = enum.LinkageInternal
 		f.FuncAttrs = append(f.FuncAttrs, enum.FuncAttrNoInline)

@@ -2,199 +2,93 @@ package cpu
 
 import (
 	"fmt"
-	"math"
 
 	"github.com/llir/llvm/ir/constant"
 	"github.com/llir/llvm/ir/enum"
 	"github.com/llir/llvm/ir/types"
 	"github.com/llir/llvm/ir/value"
 
-	"reprise/ir/dtype"
-	"reprise/ir/kern"
+	"reprise/ir/kern/elementary"
 )
 
 // exp is the exponential of docs/numerics.md on a register.
-func (e *attentionFn) exp(x value.Value) value.Value { return e.function(kern.Exp, x) }
+func (e *attentionFn) exp(x value.Value) value.Value {
+	return elementary.Exp[value.Value, value.Value, value.Value](attentionReal{e}, x)
+}
 
 // log is the natural logarithm of docs/numerics.md on a register.
-func (e *attentionFn) log(x value.Value) value.Value { return e.function(kern.Log, x) }
-
-// function applies an elementary function to every lane of an f32 register.
-func (e *attentionFn) function(f func(*kern.Expr) *kern.Expr, x value.Value) value.Value {
-	v := kern.NewVar("x", dtype.F32)
-	done := map[*kern.Expr]value.Value{}
-	return e.expr(f(kern.Get(v)), v, x, done)
+func (e *attentionFn) log(x value.Value) value.Value {
+	return elementary.Log[value.Value, value.Value, value.Value](attentionReal{e}, x)
 }
 
-// expr evaluates a scalar expression of the one variable v on every lane. It knows
-// the operations that elementary functions are made of.
-func (e *attentionFn) expr(x *kern.Expr, v *kern.Var, in value.Value, done map[*kern.Expr]value.Value) value.Value {
-	if r, ok := done[x]; ok {
-		return r
+// attentionReal is elementary.Real on registers of f32.
+type attentionReal struct{ e *attentionFn }
+
+func (r attentionReal) Bits() int               { return 32 }
+func (r attentionReal) C(x float64) value.Value { return r.e.splatF(float32(x)) }
+func (r attentionReal) N(x int64) value.Value   { return r.e.splatU32(uint32(x)) }
+
+func (r attentionReal) Neg(x value.Value) value.Value  { return r.e.b.NewFNeg(x) }
+func (r attentionReal) Abs(x value.Value) value.Value  { return r.unary("fabs", x) }
+func (r attentionReal) Sqrt(x value.Value) value.Value { return r.unary("sqrt", x) }
+func (r attentionReal) Rint(x value.Value) value.Value { return r.unary("rint", x) }
+
+func (r attentionReal) Add(x, y value.Value) value.Value    { return r.e.b.NewFAdd(x, y) }
+func (r attentionReal) Sub(x, y value.Value) value.Value    { return r.e.b.NewFSub(x, y) }
+func (r attentionReal) Mul(x, y value.Value) value.Value    { return r.e.b.NewFMul(x, y) }
+func (r attentionReal) Div(x, y value.Value) value.Value    { return r.e.b.NewFDiv(x, y) }
+func (r attentionReal) Fma(x, y, z value.Value) value.Value { return r.e.fma(x, y, z) }
+
+func (r attentionReal) Min(x, y value.Value) value.Value { return r.extreme(enum.FPredOLT, x, y) }
+func (r attentionReal) Max(x, y value.Value) value.Value { return r.extreme(enum.FPredOGT, x, y) }
+
+// extreme is x where x < y (or > y) or x is NaN, else y.
+func (r attentionReal) extreme(p enum.FPred, x, y value.Value) value.Value {
+	b := r.e.b
+	if _, ok := x.(constant.Constant); ok { // which is never NaN
+		return b.NewSelect(b.NewFCmp(p, x, y), x, y)
 	}
-	args := make([]value.Value, len(x.Args))
-	for i, a := range x.Args {
-		args[i] = e.expr(a, v, in, done)
+	if _, ok := y.(constant.Constant); ok { // likewise, and no zero: one instruction
+		return b.NewSelect(b.NewFCmp(p, y, x), y, x)
 	}
-	r := e.exprOp(x, args, in)
-	done[x] = r
-	return r
+	take := b.NewOr(b.NewFCmp(p, x, y), b.NewFCmp(enum.FPredUNO, x, x))
+	return b.NewSelect(take, x, y)
 }
 
-func (e *attentionFn) exprOp(x *kern.Expr, a []value.Value, in value.Value) value.Value {
-	isFloat := x.DType.IsFloat()
-	if len(x.Args) > 0 {
-		isFloat = x.Args[len(x.Args)-1].DType.IsFloat()
-	}
-	switch x.Op {
-	case kern.OpVar:
-		return in
-	case kern.OpConst:
-		return e.constV(func(int64) constant.Constant {
-			switch {
-			case x.DType == dtype.Bool:
-				return constant.NewBool(x.Bits != 0)
-			case isFloat:
-				return attentionF(math.Float32frombits(uint32(x.Bits)))
-			}
-			return constant.NewInt(types.I32, int64(int32(x.Bits)))
-		})
-	case kern.OpNeg:
-		if isFloat {
-			return e.b.NewFNeg(a[0])
-		}
-		return e.b.NewSub(constant.NewZeroInitializer(a[0].Type()), a[0])
-	case kern.OpAbs:
-		if isFloat {
-			return e.unary("fabs", a[0])
-		}
-	case kern.OpAdd:
-		if isFloat {
-			return e.b.NewFAdd(a[0], a[1])
-		}
-		return e.b.NewAdd(a[0], a[1])
-	case kern.OpSub:
-		if isFloat {
-			return e.b.NewFSub(a[0], a[1])
-		}
-		return e.b.NewSub(a[0], a[1])
-	case kern.OpMul:
-		if isFloat {
-			return e.b.NewFMul(a[0], a[1])
-		}
-		return e.b.NewMul(a[0], a[1])
-	case kern.OpDiv:
-		if isFloat {
-			return e.b.NewFDiv(a[0], a[1])
-		}
-	case kern.OpFma:
-		return e.fma(a[0], a[1], a[2])
-	case kern.OpSqrt:
-		return e.unary("sqrt", a[0])
-	case kern.OpRint:
-		return e.unary("rint", a[0])
-	case kern.OpFloor:
-		return e.unary("floor", a[0])
-	case kern.OpTrunc:
-		return e.unary("trunc", a[0])
-	case kern.OpMax, kern.OpMin:
-		p, ip := enum.FPredOGT, enum.IPredSGT
-		if x.Op == kern.OpMin {
-			p, ip = enum.FPredOLT, enum.IPredSLT
-		}
-		if !isFloat {
-			if x.DType.IsSigned() {
-				return e.b.NewSelect(e.b.NewICmp(ip, a[0], a[1]), a[0], a[1])
-			}
-			break
-		}
-		take := e.b.NewOr(e.b.NewFCmp(p, a[0], a[1]), e.b.NewFCmp(enum.FPredUNO, a[0], a[0]))
-		return e.b.NewSelect(take, a[0], a[1])
-	case kern.OpAnd:
-		return e.b.NewAnd(a[0], a[1])
-	case kern.OpOr:
-		return e.b.NewOr(a[0], a[1])
-	case kern.OpXor:
-		return e.b.NewXor(a[0], a[1])
-	case kern.OpShl, kern.OpShr:
-		// Shift counts of elementary functions are constants below the width.
-		if x.Args[1].Op != kern.OpConst || x.Args[1].Bits >= 32 {
-			break
-		}
-		switch {
-		case x.Op == kern.OpShl:
-			return e.b.NewShl(a[0], a[1])
-		case x.DType.IsSigned():
-			return e.b.NewAShr(a[0], a[1])
-		}
-		return e.b.NewLShr(a[0], a[1])
-	case kern.OpEq, kern.OpNe, kern.OpLt, kern.OpLe, kern.OpGt, kern.OpGe:
-		return e.compare(x, a)
-	case kern.OpSelect:
-		return e.b.NewSelect(a[0], a[1], a[2])
-	case kern.OpBitcast:
-		if a[0].Type().Equal(e.exprType(x.DType)) {
-			return a[0]
-		}
-		return e.b.NewBitCast(a[0], e.exprType(x.DType))
-	case kern.OpConvert:
-		switch from := x.Args[0].DType; {
-		case from == dtype.I32 && x.DType == dtype.F32:
-			return e.b.NewSIToFP(a[0], e.exprType(x.DType))
-		case from == dtype.F32 && x.DType == dtype.I32:
-			return e.truncate(a[0])
-		case from.IsInt() && x.DType.IsInt() && from.Size() == x.DType.Size():
-			return a[0]
-		}
-	}
-	panic(fmt.Sprintf("BUG: operation %v of type %v in an elementary function", x.Op, x.DType))
+func (r attentionReal) Lt(x, y value.Value) value.Value  { return r.e.b.NewFCmp(enum.FPredOLT, x, y) }
+func (r attentionReal) Eq(x, y value.Value) value.Value  { return r.e.b.NewFCmp(enum.FPredOEQ, x, y) }
+func (r attentionReal) And(x, y value.Value) value.Value { return r.e.b.NewAnd(x, y) }
+func (r attentionReal) Or(x, y value.Value) value.Value  { return r.e.b.NewOr(x, y) }
+func (r attentionReal) Not(x value.Value) value.Value {
+	return r.e.b.NewXor(x, r.e.lanesBelow(r.e.w))
+}
+func (r attentionReal) Select(c, x, y value.Value) value.Value { return r.e.b.NewSelect(c, x, y) }
+
+func (r attentionReal) ToBits(x value.Value) value.Value {
+	return r.e.b.NewBitCast(x, r.e.vec(types.I32))
+}
+func (r attentionReal) FromBits(x value.Value) value.Value {
+	return r.e.b.NewBitCast(x, r.e.vec(types.Float))
+}
+func (r attentionReal) AddN(x, y value.Value) value.Value { return r.e.b.NewAdd(x, y) }
+func (r attentionReal) SubN(x, y value.Value) value.Value { return r.e.b.NewSub(x, y) }
+func (r attentionReal) AndN(x, y value.Value) value.Value { return r.e.b.NewAnd(x, y) }
+func (r attentionReal) OrN(x, y value.Value) value.Value  { return r.e.b.NewOr(x, y) }
+func (r attentionReal) XorN(x, y value.Value) value.Value { return r.e.b.NewXor(x, y) }
+func (r attentionReal) Shl(x value.Value, n int) value.Value {
+	return r.e.b.NewShl(x, r.N(int64(n)))
+}
+func (r attentionReal) Shr(x value.Value, n int) value.Value {
+	return r.e.b.NewLShr(x, r.N(int64(n)))
+}
+func (r attentionReal) ToFloat(x value.Value) value.Value {
+	return r.e.b.NewSIToFP(x, r.e.vec(types.Float))
+}
+func (r attentionReal) NonZero(x value.Value) value.Value {
+	return r.e.b.NewICmp(enum.IPredNE, x, r.N(0))
 }
 
-// truncate converts f32 to i32 toward zero, with saturation and NaN to 0. The
-// hardware's conversion gives the least integer for whatever does not fit;
-// llvm.fptosi.sat on vectors would go lane by lane.
-func (e *attentionFn) truncate(x value.Value) value.Value {
-	t := e.vec(types.I32)
-	var r value.Value
-	if e.w == 16 {
-		f := e.intrinsic("llvm.x86.avx512.mask.cvttps2dq.512", t, x.Type(), t, types.I16, types.I32)
-		r = e.b.NewCall(f, x, constant.NewZeroInitializer(t), constant.NewInt(types.I16, -1), constant.NewInt(types.I32, 4))
-	} else {
-		r = e.b.NewCall(e.intrinsic("llvm.x86.avx.cvtt.ps2dq.256", t, x.Type()), x)
-	}
-	big := e.b.NewFCmp(enum.FPredOGE, x, e.splatF(0x1p31))
-	r = e.b.NewSelect(big, e.splatU32(math.MaxInt32), r)
-	return e.b.NewSelect(e.b.NewFCmp(enum.FPredUNO, x, x), constant.NewZeroInitializer(t), r)
-}
-
-func (e *attentionFn) compare(x *kern.Expr, a []value.Value) value.Value {
-	t := x.Args[0].DType
-	i := x.Op - kern.OpEq
-	if t.IsFloat() {
-		p := [...]enum.FPred{enum.FPredOEQ, enum.FPredUNE, enum.FPredOLT, enum.FPredOLE, enum.FPredOGT, enum.FPredOGE}
-		return e.b.NewFCmp(p[i], a[0], a[1])
-	}
-	p := [...]enum.IPred{enum.IPredEQ, enum.IPredNE, enum.IPredULT, enum.IPredULE, enum.IPredUGT, enum.IPredUGE}
-	if t.IsSigned() {
-		p = [...]enum.IPred{enum.IPredEQ, enum.IPredNE, enum.IPredSLT, enum.IPredSLE, enum.IPredSGT, enum.IPredSGE}
-	}
-	return e.b.NewICmp(p[i], a[0], a[1])
-}
-
-func (e *attentionFn) unary(name string, x value.Value) value.Value {
-	f := e.intrinsic(fmt.Sprintf("llvm.%s.v%df32", name, e.w), x.Type(), x.Type())
-	return e.b.NewCall(f, x)
-}
-
-// exprType is the register type of an expression's type.
-func (e *attentionFn) exprType(t dtype.Type) types.Type {
-	switch t {
-	case dtype.F32:
-		return e.vec(types.Float)
-	case dtype.I32, dtype.U32:
-		return e.vec(types.I32)
-	case dtype.Bool:
-		return e.vec(types.I1)
-	}
-	panic(fmt.Sprintf("BUG: type %v in an elementary function", t))
+func (r attentionReal) unary(name string, x value.Value) value.Value {
+	f := r.e.intrinsic(fmt.Sprintf("llvm.%s.v%df32", name, r.e.w), x.Type(), x.Type())
+	return r.e.b.NewCall(f, x)
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -31,7 +32,10 @@ func attentionLib(t testing.TB, m *ir.Module) (lib uintptr, took time.Duration) 
 	ll, so := filepath.Join(dir, "m.ll"), filepath.Join(dir, "m.so")
 	require.NoError(t, os.WriteFile(ll, []byte(m.String()), 0o644))
 	start := time.Now()
-	msg, err := exec.Command(clang, "-O2", "-shared", "-fPIC", "-Wno-override-module", "-o", so, ll).CombinedOutput()
+	flags := append(clangFlags(so), "-shared", "-Wno-override-module")
+	flags = slices.DeleteFunc(flags, func(f string) bool { return f == "-c" })
+	flags[slices.Index(flags, "-")] = ll
+	msg, err := exec.Command(clang, flags...).CombinedOutput()
 	took = time.Since(start)
 	require.NoError(t, err, "%s", msg)
 	lib, err = purego.Dlopen(so, purego.RTLD_NOW|purego.RTLD_LOCAL)

@@ -56,7 +56,7 @@ type convTaps struct{ first, end, offset int64 }
 
 // EmitConv writes the kernel of an f32 convolution into m: arguments in, ker, out.
 // It needs no workspace.
-func EmitConv(m *ir.Module, c *kern.Conv, t Target) ([]AttentionLaunch, error) {
+func EmitConv(m *ir.Module, c *kern.Conv, t Target) ([]Launch, error) {
 	if err := c.Check(); err != nil {
 		return nil, err
 	}
@@ -67,7 +67,7 @@ func EmitConv(m *ir.Module, c *kern.Conv, t Target) ([]AttentionLaunch, error) {
 	if err := g.plan(); err != nil {
 		return nil, err
 	}
-	return []AttentionLaunch{{Symbol: c.Name, Tiles: g.tiles(), Args: 3}}, g.emit()
+	return []Launch{{Symbol: c.Name, Tiles: g.tiles()}}, g.emit()
 }
 
 // plan chooses the shape of tiles, micro-tiles and chunks, by the shape of the
