@@ -26,7 +26,7 @@ import (
 func Run(m *ir.Module, t *ir.Table) (err error) {
 	defer diag.Catch(&err)
 	for _, f := range m.Funcs {
-		d := &differ{f: f, t: t, loops: map[*ir.Op]*loop{}}
+		d := &differ{f: f, t: t}
 		if err := d.block(f.Body); err != nil {
 			e := *diag.As(err)
 			e.Message = "@" + f.Name + ": " + e.Message
@@ -70,6 +70,7 @@ func (d *differ) block(b *ir.Block) error {
 
 // gradient replaces one gradient op g of b.
 func (d *differ) gradient(b *ir.Block, g *ir.Op) error {
+	d.loops = map[*ir.Op]*loop{} // what an earlier gradient kept is an ordinary loop for this one
 	if err := d.straighten(b, g, 1); err != nil {
 		return err
 	}

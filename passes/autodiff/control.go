@@ -37,7 +37,7 @@ func (d *differ) straighten(b *ir.Block, g *ir.Op, outs int) error {
 			out = inline(tmp, op.Regions[0], op.Operands, "")
 		case "while":
 			var err error
-			if out, err = d.straightenLoop(tmp, op); err != nil {
+			if out, err = d.straightenLoop(tmp, op, active); err != nil {
 				return err
 			}
 		}

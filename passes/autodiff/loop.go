@@ -24,12 +24,13 @@ const (
 type loop struct {
 	trips  int64
 	n      int   // values that it carried before; then the counter, then the stacks
-	varies []int // carried values that change, each with a stack, in order
+	varies []int // carried values that change and that the backward loop reads, each with a stack, in order
 }
 
 // straightenLoop appends to b what replaces the loop op: its turns, or a loop that keeps
 // its carried values. It returns what stands for the results.
-func (d *differ) straightenLoop(b *ir.Block, op *ir.Op) ([]*ir.Value, error) {
+// active tells the values that vary with what is differentiated by.
+func (d *differ) straightenLoop(b *ir.Block, op *ir.Op, active map[*ir.Value]bool) ([]*ir.Value, error) {
 	trips, ok := Trips(op)
 	if !ok {
 		return nil, opError(op, "a gradient is asked for through a loop whose number of turns is not known").
@@ -51,8 +52,12 @@ func (d *differ) straightenLoop(b *ir.Block, op *ir.Op) ([]*ir.Value, error) {
 		return nil, err
 	}
 	l := &loop{trips: trips, n: len(op.Operands)}
+	used, err := d.readBackwards(op, l.activeCarried(op, func(v *ir.Value) bool { return active[v] }))
+	if err != nil {
+		return nil, err
+	}
 	for i, v := range body.Results {
-		if v != body.Params[i] {
+		if v != body.Params[i] && used[i] {
 			if !v.Type.DType.IsFloat() && !v.Type.DType.IsInt() && v.Type.DType.String() != "bool" {
 				return nil, opError(op, "a gradient is asked for through a loop that changes a carried %v", v.Type).
 					WithHint("carry a counter and fold it into the key inside of the loop (key_fold)")
@@ -85,6 +90,36 @@ func (d *differ) straightenLoop(b *ir.Block, op *ir.Op) ([]*ir.Value, error) {
 	kept := bld.Multi("while", operands, regions, ir.A("trips", trips))
 	d.loops[kept] = l
 	return kept.Results[:l.n], nil
+}
+
+// readBackwards tells the carried values that a turn of the backward loop reads, by
+// writing one on trial.
+func (d *differ) readBackwards(op *ir.Op, through []int) ([]bool, error) {
+	body, trial := op.Regions[1], d.f.NewRegion()
+	var outs, seeds, xs []*ir.Value
+	for _, p := range body.Params {
+		trial.AddParam("", p.Type)
+	}
+	carried := slices.Clone(trial.Params)
+	results := inline(trial, body, carried, "vjp")
+	for _, i := range through {
+		if body.Results[i] != body.Params[i] {
+			outs, seeds = append(outs, results[i]), append(seeds, trial.AddParam("", op.In(i)))
+		}
+		xs = append(xs, carried[i])
+	}
+	if _, _, err := d.backward(trial, op, outs, seeds, xs, nil); err != nil {
+		return nil, err
+	}
+	used := make([]bool, len(carried))
+	for _, o := range trial.Ops {
+		for _, v := range o.Operands {
+			if v.Op == nil && v.Block == trial && v.Index < len(used) {
+				used[v.Index] = true
+			}
+		}
+	}
+	return used, nil
 }
 
 // stackType is the type of n values of type t.
@@ -141,10 +176,11 @@ func (d *differ) loopGrad(r *ops.Reverse, op *ir.Op, douts []*ir.Value) ([]*ir.V
 	for i := range l.n {
 		if s, ok := stackOf[i]; ok {
 			operands = append(operands, op.Results[s])
-		} else {
+		} else { // never changes, or is not read: its first value stands for it
 			operands = append(operands, op.Operands[i])
 		}
 	}
+	changes := func(i int) bool { return body.Results[i] != body.Params[i] }
 	cond, back := d.f.NewRegion(), d.f.NewRegion()
 	for _, v := range operands {
 		cond.AddParam("", v.Type)
@@ -165,7 +201,7 @@ func (d *differ) loopGrad(r *ops.Reverse, op *ir.Op, douts []*ir.Value) ([]*ir.V
 	results := inlineUpTo(back, body, carried, l.n)
 	var outs, outSeeds, xs []*ir.Value
 	for j, i := range through {
-		if _, ok := stackOf[i]; ok {
+		if changes(i) {
 			outs, outSeeds = append(outs, results[i]), append(outSeeds, seeds[j])
 		}
 		xs = append(xs, carried[i])
@@ -174,7 +210,7 @@ func (d *differ) loopGrad(r *ops.Reverse, op *ir.Op, douts []*ir.Value) ([]*ir.V
 		next := []*ir.Value{bld.Op("sub", []*ir.Value{k, i64(bld, 1)})}
 		for j, i := range through {
 			g := grads[j]
-			if _, ok := stackOf[i]; !ok { // never changes: the turns add up
+			if !changes(i) { // the turns add up
 				if g = seeds[j]; has[j] {
 					g = bld.Op("add", []*ir.Value{seeds[j], grads[j]})
 				}
