@@ -32,13 +32,20 @@ type Config struct {
 
 // Configs are the steps that are measured where nothing is asked for.
 func Configs() []Config {
-	all := []string{"torch", "torch-checkpoint", "jax", "jax-checkpoint", "jax-barriers"}
+	all := []string{"torch", "torch-checkpoint", "torch-compile", "jax", "jax-checkpoint", "jax-barriers"}
+	blocks := []string{"torch", "torch-checkpoint", "torch-compile"}
+	torch := []string{"torch", "torch-compile"}
 	return []Config{
-		{"gpt-tiny", "gpt,layers=4,d=128,heads=4,seq=64,batch=12,dropout=0", 20, append([]string{"torch-compile"}, all...)},
+		{"gpt-tiny", "gpt,layers=4,d=128,heads=4,seq=64,batch=12,dropout=0", 20, all},
 		{"gpt", "gpt,dropout=0", 2, all},
 		{"gpt-dropout", "gpt", 2, all},
 		{"gpt2-124m", "gpt2-124m", 2, all},
-		{"llama-tiny", "llama,layers=4,d=128,heads=4,kv_heads=2,seq=64,batch=12", 20, []string{"torch", "torch-checkpoint"}},
+		{"llama-tiny", "llama,layers=4,d=128,heads=4,kv_heads=2,seq=64,batch=12", 20, blocks},
+		{"moe", "moe", 20, torch},
+		{"resnet", "resnet", 10, blocks},
+		{"cnn", "cnn", 20, torch},
+		{"lstm", "lstm", 20, torch},
+		{"mlp", "mlp", 50, torch},
 	}
 }
 
@@ -77,6 +84,7 @@ type Row struct {
 	// MemoryIs says what Memory counts: "arena" (ours: measured peak, equal to the promise),
 	// "resident" (peak less the library's own), "xla" (temporaries and arguments).
 	MemoryIs string  `json:"memory_is"`
+	PeakRSS  int64   `json:"peak_rss_bytes,omitempty"` // of the whole process
 	Params   int64   `json:"params,omitempty"`
 	Start    float64 `json:"start_seconds"` // until the first step was done, compilation included
 	Loss     float64 `json:"loss"`          // after the last measured step
@@ -239,13 +247,14 @@ func (x *ours) turn(ctx context.Context, n int) ([]float64, error) {
 			Loss, MS float64
 			Done     bool
 			Arena    int64 `json:"arena_bytes"`
+			PeakRSS  int64 `json:"peak_rss_bytes"`
 		}
 		if err := json.Unmarshal([]byte(line), &l); err != nil {
 			return nil, fmt.Errorf("compiled program printed %q: %w", line, err)
 		}
 		switch {
 		case l.Done:
-			x.row.Memory = l.Arena
+			x.row.Memory, x.row.PeakRSS = l.Arena, l.PeakRSS
 		case l.Step != nil:
 			ms = append(ms, l.MS)
 			x.row.Loss = l.Loss
@@ -275,6 +284,7 @@ type reply struct {
 	Loss      float64   `json:"loss"`
 	Params    int64     `json:"params"`
 	StepBytes int64     `json:"step_bytes"`
+	PeakRSS   int64     `json:"peak_rss_bytes"`
 	Temp      int64     `json:"temp_bytes"`
 	Arguments int64     `json:"argument_bytes"`
 }
@@ -363,7 +373,7 @@ func (p *peer) turn(_ context.Context, n int) ([]float64, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.row.Loss = r.Loss
+	p.row.Loss, p.row.PeakRSS = r.Loss, r.PeakRSS
 	if p.row.MemoryIs == "resident" {
 		p.row.Memory = r.StepBytes
 	}
