@@ -234,7 +234,9 @@ func (c *checker) stmt(s Stmt) error {
 		if s.Step <= 0 || s.Var.DType != dtype.I64 {
 			return fmt.Errorf("loop over %q: want an i64 variable and a step > 0", s.Var.Name)
 		}
-		if c.lane[s.Var] {
+		if c.strip == nil {
+			delete(c.lane, s.Var)
+		} else if c.lane[s.Var] {
 			return fmt.Errorf("loop variable %q also has one value per lane", s.Var.Name)
 		}
 		before := c.copyDefined()

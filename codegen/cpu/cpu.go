@@ -1,0 +1,201 @@
+// Package cpu turns kernels into x86-64 objects, by LLVM IR and clang.
+package cpu
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/llir/llvm/ir"
+	"golang.org/x/sync/errgroup"
+
+	"reprise/ir/kern"
+)
+
+// Unit collects the kernels of one model and compiles them. Equal kernels are
+// emitted once, whatever their names. Symbols are a name and a hash of the content, so
+// the same kernels in the same order give the same objects.
+type Unit struct {
+	target  Target
+	modules []*module
+	open    map[string]*module // the module that a family still adds to
+	done    map[string][]Launch
+}
+
+// module is what one run of clang compiles.
+type module struct {
+	m      *ir.Module
+	weight int
+}
+
+// Launch is one function of the compiled code as the driver runs it.
+type Launch struct {
+	Symbol    string
+	Tiles     int64
+	Workspace int64 // bytes of arena workspace, passed as the last argument; 0: none
+}
+
+// NewUnit starts a unit.
+func NewUnit(t Target) *Unit {
+	return &Unit{target: t, open: map[string]*module{}, done: map[string][]Launch{}}
+}
+
+// Kernel adds a kernel of the loop language, which it checks.
+func (u *Unit) Kernel(k *kern.Kernel) (Launch, error) {
+	text := k.Text()
+	ls, err := u.add("loop", k.Name, text, len(text), func(m *ir.Module, symbol string) ([]Launch, error) {
+		if err := kern.Check(k); err != nil {
+			return nil, err
+		}
+		return []Launch{{Symbol: symbol, Tiles: k.Tiles}}, EmitKernel(m, k, u.target, symbol)
+	})
+	if err != nil {
+		return Launch{}, err
+	}
+	return ls[0], nil
+}
+
+// Contract adds a contraction.
+func (u *Unit) Contract(c *kern.Contract) ([]Launch, error) {
+	plain := *c
+	plain.Name, plain.Epilogue, plain.Params = "", nil, nil
+	text := fmt.Sprintf("contract %+v\n", plain)
+	if c.Epilogue != nil {
+		if err := kern.CheckEpilogue(c.Epilogue, c.Params); err != nil {
+			return nil, err
+		}
+		text += c.Epilogue.Text(c.Params)
+	}
+	return u.add("contract", c.Name, text, moduleWeight/4, func(m *ir.Module, symbol string) ([]Launch, error) {
+		ls, err := EmitContract(m, c, u.target, symbol)
+		out := make([]Launch, len(ls))
+		for i, l := range ls {
+			out[i] = Launch{Symbol: l.Symbol, Tiles: l.Tiles, Workspace: l.Workspace}
+		}
+		return out, err
+	})
+}
+
+// Attention adds an attention or its gradient.
+func (u *Unit) Attention(a *kern.Attention) ([]Launch, error) {
+	plain := *a
+	plain.Name = ""
+	return u.add("attention", a.Name, fmt.Sprintf("attention %+v\n", plain), moduleWeight/2, func(m *ir.Module, symbol string) ([]Launch, error) {
+		plain.Name = symbol
+		ls, err := EmitAttention(m, &plain, u.target)
+		out := make([]Launch, len(ls))
+		for i, l := range ls {
+			out[i] = Launch{Symbol: l.Symbol, Tiles: l.Tiles}
+		}
+		return out, err
+	})
+}
+
+// moduleWeight is where a module is full: large enough that clang's start does not
+// count, small enough for several cores. The unit is bytes of kern text.
+const moduleWeight = 6000
+
+func (u *Unit) add(family, name, text string, weight int, put func(m *ir.Module, symbol string) ([]Launch, error)) ([]Launch, error) {
+	if ls, ok := u.done[text]; ok {
+		return ls, nil
+	}
+	m := u.open[family]
+	if m == nil || m.weight >= moduleWeight {
+		m = &module{m: ir.NewModule()}
+		m.m.SourceFilename = "kernels"
+		m.m.TargetTriple = "x86_64-pc-linux-gnu"
+		u.modules = append(u.modules, m)
+		u.open[family] = m
+	}
+	ls, err := put(m.m, symbolOf(name, text))
+	if err != nil {
+		return nil, err
+	}
+	m.weight += weight
+	u.done[text] = ls
+	return ls, nil
+}
+
+// symbolOf is a legal, speaking and unique function name.
+func symbolOf(name, text string) string {
+	clean := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' {
+			return r
+		}
+		return '_'
+	}, name)
+	if len(clean) > 40 {
+		clean = clean[:40]
+	}
+	h := sha256.Sum256([]byte(text))
+	return "k_" + clean + "_" + hex.EncodeToString(h[:6])
+}
+
+// Modules are the LLVM IR texts of the unit.
+func (u *Unit) Modules() []string {
+	out := make([]string, len(u.modules))
+	for i, m := range u.modules {
+		out[i] = m.m.String()
+	}
+	return out
+}
+
+// Compile runs clang-19 on the unit's modules, several at a time, and returns the
+// paths of the objects, which are written to dir. The objects depend on the kernels, their
+// order and the target only.
+func (u *Unit) Compile(ctx context.Context, dir string) ([]string, error) {
+	clang, err := exec.LookPath("clang-19")
+	if err != nil {
+		return nil, errors.New("clang-19 was not found; install it: apt-get install -y clang-19")
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	out := make([]string, len(u.modules))
+	for i, m := range u.modules {
+		out[i] = filepath.Join(dir, fmt.Sprintf("kernels-%03d.o", i))
+		g.Go(func() error {
+			text := m.m.String()
+			cmd := exec.CommandContext(ctx, clang, clangFlags(out[i])...)
+			cmd.Stdin = strings.NewReader(text)
+			var stderr bytes.Buffer
+			cmd.Stderr = &stderr
+			if err := cmd.Run(); err != nil {
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
+				return fmt.Errorf("clang-19: %w: %s", err, firstLines(stderr.String(), 3))
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		for _, path := range out {
+			_ = os.Remove(path)
+		}
+		return nil, err
+	}
+	return out, nil
+}
+
+// clangFlags compile IR from standard input. The kernels come vectorised and
+// unrolled as they should be; the input's name must not depend on anything.
+func clangFlags(to string) []string {
+	return []string{"-x", "ir", "-", "-c", "-o", to, "-O2", "-fPIC", "-ffp-contract=off", "-fno-ident",
+		"-fno-vectorize", "-fno-slp-vectorize", "-fno-unroll-loops"}
+}
+
+func firstLines(s string, n int) string {
+	lines := strings.SplitN(s, "\n", n+1)
+	if len(lines) > n {
+		lines = lines[:n]
+	}
+	return strings.Join(lines, "\n")
+}

@@ -1,0 +1,50 @@
+package cpu
+
+import (
+	"fmt"
+
+	"github.com/llir/llvm/ir"
+	"github.com/llir/llvm/ir/enum"
+	"github.com/llir/llvm/ir/types"
+	"github.com/llir/llvm/ir/value"
+
+	"reprise/codegen/emit"
+	"reprise/ir/kern"
+)
+
+// ScratchBytes is the private memory that the driver gives each worker.
+const ScratchBytes = 1 << 20
+
+// EmitKernel adds a kernel of the loop language to m: a loop over the tiles lo … hi-1
+// around its body. The kernel has passed kern.Check.
+//
+// No parameter is marked noalias: a result may lie in its operand's memory where
+// every element is read before the same element is written.
+func EmitKernel(m *ir.Module, k *kern.Kernel, t Target, symbol string) error {
+	i8p := types.NewPointer(types.I8)
+	args := ir.NewParam("args", types.NewPointer(i8p))
+	lo, hi := ir.NewParam("lo", types.I64), ir.NewParam("hi", types.I64)
+	scratch := ir.NewParam("scratch", i8p)
+	for _, p := range []*ir.Param{args, scratch} {
+		p.Attrs = append(p.Attrs, enum.ParamAttrNoAlias, enum.ParamAttrNoCapture)
+	}
+	f := m.NewFunc(symbol, types.Void, args, lo, hi, scratch)
+	f.FuncAttrs = append(t.contractAttrs(), enum.FuncAttrNoUnwind, enum.FuncAttrMustProgress,
+		ir.AttrString("no-builtins")) // no calls of memcpy for loops
+	entry, body := f.NewBlock(""), f.NewBlock("")
+	var ptrs []value.Value
+	for i := range k.Params {
+		ptrs = append(ptrs, entry.NewLoad(i8p, entry.NewGetElementPtr(i8p, args, emit.I64(int64(i)))))
+	}
+	entry.NewBr(body)
+	fn := emit.NewFunc(emit.OnModule(m), f, entry, body, k.Params, ptrs, scratch, 0, t.Lanes())
+	fn.Loop(lo, hi, 1, func(tile value.Value) {
+		fn.Bind(k.Tile, tile)
+		fn.Body(k.Body)
+	})
+	fn.Block.NewRet(nil)
+	if n := fn.ScratchUsed(); n > ScratchBytes {
+		return fmt.Errorf("kernel %q: local arrays take %d bytes, a worker has %d", k.Name, n, int64(ScratchBytes))
+	}
+	return nil
+}
