@@ -1,35 +1,33 @@
 package cpu
 
 import (
+	"fmt"
+
 	"github.com/llir/llvm/ir"
 	"github.com/llir/llvm/ir/constant"
 	"github.com/llir/llvm/ir/enum"
 	"github.com/llir/llvm/ir/types"
 	"github.com/llir/llvm/ir/value"
 
+	"reprise/codegen/emit"
 	"reprise/ir/dtype"
 	"reprise/ir/kern"
 )
-
-// ContractLaunch is one launch of a contraction's code.
-type ContractLaunch struct {
-	Symbol    string
-	Tiles     int64
-	Workspace int64 // bytes of arena workspace, passed as the last argument; 0: none
-}
 
 // EmitContract adds a kernel for c to m under the given symbol and tells how to launch
 // it. Its arguments are A, B, then C where c has no epilogue, then c.Params.
 // Micro-kernels and packing routines are shared with other contractions of the module
 // (and, being linkonce_odr, of the program). The error says what has no packed kernel:
 // integer contractions are loops in kern.
-func EmitContract(m *ir.Module, c *kern.Contract, t Target, symbol string) ([]ContractLaunch, error) {
+func EmitContract(m *ir.Module, c *kern.Contract, t Target, symbol string) ([]Launch, error) {
 	p, err := contractMakePlan(c, t)
 	if err != nil {
 		return nil, err
 	}
-	(&contractEmitter{contractPlan: p, m: m}).emit(symbol)
-	return []ContractLaunch{{Symbol: symbol, Tiles: p.tiles()}}, nil
+	if err := (&contractEmitter{contractPlan: p, m: m}).emit(symbol); err != nil {
+		return nil, err
+	}
+	return []Launch{{Symbol: symbol, Tiles: p.tiles()}}, nil
 }
 
 type contractEmitter struct {
@@ -43,10 +41,13 @@ type contractEmitter struct {
 	block         value.Value   // partial block of C, when not direct
 	tabs          [2]value.Value
 
+	epilogue *kern.Epilogue // nil when direct
+	epi      *emit.Func
+
 	flush, strict value.Value // MXCSR with FTZ and DAZ, and as it was found; nil: not needed
 }
 
-func (k *contractEmitter) emit(symbol string) {
+func (k *contractEmitter) emit(symbol string) error {
 	i8p := types.NewPointer(types.I8)
 	args := ir.NewParam("args", types.NewPointer(i8p))
 	lo, hi := ir.NewParam("lo", types.I64), ir.NewParam("hi", types.I64)
@@ -55,11 +56,15 @@ func (k *contractEmitter) emit(symbol string) {
 	scratch.Attrs = append(scratch.Attrs, enum.ParamAttrNoAlias)
 	k.contractB = contractFunc(k.m, k.t, symbol, args, lo, hi, scratch)
 	k.args, k.scratch = args, scratch
-	n := 3
-	if k.c.Epilogue != nil {
-		n = 2
+	params := k.c.Params
+	k.epilogue = k.c.Epilogue
+	switch {
+	case k.direct:
+		params = []kern.Param{{}}
+	case k.epilogue == nil:
+		k.epilogue, params = contractStore(k.c)
 	}
-	for i := range n + len(k.c.Params) {
+	for i := range 2 + len(params) {
 		k.ptrs = append(k.ptrs, k.load(i8p, k.gep(i8p, args, contractInt(int64(i))), 8))
 	}
 	at := int64(0)
@@ -88,6 +93,12 @@ func (k *contractEmitter) emit(symbol string) {
 		// FTZ is bit 15, DAZ bit 6.
 		k.store(k.cur.NewOr(k.load(types.I32, k.strict, 4), constant.NewInt(types.I32, 0x8040)), k.flush, 4)
 	}
+	entry := k.cur
+	if !k.direct {
+		k.cur = k.contractB.block("start")
+		entry.NewBr(k.cur)
+		k.epi = EpilogueFunc(k.m, k.f, entry, k.cur, params, k.ptrs[2:], scratch, k.bytes, k.t)
+	}
 	none := contractInt(-1)
 	run := func(kb value.Value) {
 		k.loop(lo, hi, 1, []value.Value{none, none}, func(t value.Value, c []value.Value) []value.Value {
@@ -103,6 +114,11 @@ func (k *contractEmitter) emit(symbol string) {
 		run(nil)
 	}
 	k.ret()
+	if k.epi != nil && k.epi.ScratchUsed() > ScratchBytes {
+		return fmt.Errorf("contraction %s: its epilogue's local arrays take %d bytes, %d are left of a worker's scratch",
+			k.c.Name, k.epi.ScratchUsed()-k.bytes, ScratchBytes-k.bytes)
+	}
+	return nil
 }
 
 // mxcsr switches to the given floating-point mode, where the numerics ask for another.
@@ -245,7 +261,7 @@ func (k *contractEmitter) tile(t, kb, curA, curB value.Value) []value.Value {
 		})
 	}
 	if k.swap && !k.direct {
-		k.finishSwapped(batch, offC, col0, col1)
+		k.finishSwapped(batch, col0, col1)
 	}
 	return []value.Value{idA, idB}
 }
@@ -380,7 +396,7 @@ func (k *contractEmitter) macro(kb, kc, a, b, batch, offC, p0, p1, g0, g1, row0,
 				h := k.add(contractInt(k.hLo), k.cur.NewZExt(isTall, types.I64))
 				k.loop(contractInt(0), h, 1, nil, func(r value.Value, _ []value.Value) []value.Value {
 					src := k.gep(at, cp, k.times(r, k.ldBlock))
-					k.finishRow(batch, offC, k.add(row, r), col0, col1, src)
+					k.finishRow(batch, k.add(row, r), col0, col1, src)
 					return nil
 				})
 			})
@@ -390,7 +406,7 @@ func (k *contractEmitter) macro(kb, kc, a, b, batch, offC, p0, p1, g0, g1, row0,
 }
 
 // finishSwapped turns the finished block, whose rows are C's columns, into rows of C.
-func (k *contractEmitter) finishSwapped(batch, offC, col0, col1 value.Value) {
+func (k *contractEmitter) finishSwapped(batch, col0, col1 value.Value) {
 	at := k.form.acc()
 	n := k.rows.Size
 	buf := k.gep(at, k.block, contractInt(k.ldBlock*n))
@@ -401,63 +417,35 @@ func (k *contractEmitter) finishSwapped(batch, offC, col0, col1 value.Value) {
 			k.store(v, k.gep(at, buf, j), k.form.size())
 			return nil
 		})
-		k.finishRow(batch, offC, m, contractInt(0), contractInt(n), buf)
+		k.finishRow(batch, m, contractInt(0), contractInt(n), buf)
 		return nil
 	})
 }
 
-// finishRow takes columns n0 … n1-1 of row m of C, complete, from src.
-func (k *contractEmitter) finishRow(batch, offC, m, n0, n1, src value.Value) {
-	at := k.form.acc()
-	ot := contractSrc(k.c.Out)
-	L := int(k.lanes)
-	out := k.gep(ot, k.cast(k.ptrs[2], ot), k.add(offC, k.add(k.times(m, k.c.M.StrideC), k.times(n0, k.c.N.StrideC))))
-	n := k.sub(n1, n0)
-	if k.c.N.StrideC == 1 {
-		vt := types.NewVector(uint64(L), at)
-		full := k.sub(n, k.cur.NewSRem(n, contractInt(int64(L))))
-		k.loop(contractInt(0), full, int64(L), nil, func(i value.Value, _ []value.Value) []value.Value {
-			k.store(k.narrow(k.c.Out, k.load(vt, k.gep(at, src, i), k.form.size())), k.gep(ot, out, i), k.c.Out.Size())
-			return nil
-		})
-		k.loop(full, n, 1, nil, func(i value.Value, _ []value.Value) []value.Value {
-			k.store(k.narrow(k.c.Out, k.load(at, k.gep(at, src, i), k.form.size())), k.gep(ot, out, i), k.c.Out.Size())
-			return nil
-		})
-		return
-	}
-	k.loop(contractInt(0), n, 1, nil, func(i value.Value, _ []value.Value) []value.Value {
-		v := k.narrow(k.c.Out, k.load(at, k.gep(at, src, i), k.form.size()))
-		k.store(v, k.gep(ot, out, k.times(i, k.c.N.StrideC)), k.c.Out.Size())
-		return nil
-	})
+// finishRow hands columns n0 … n1-1 of row m of C, complete and in memory at src, to the
+// epilogue.
+func (k *contractEmitter) finishRow(batch, m, n0, n1, src value.Value) {
+	k.epi.Block = k.cur
+	EpilogueRow(k.epi, k.epilogue, batch, m, n0, n1, src)
+	k.cur = k.epi.Block
 }
 
-// narrow rounds finished values to C's type, ties to even; a NaN stays one.
-func (k *contractEmitter) narrow(d dtype.Type, v value.Value) value.Value {
-	with := func(t types.Type) types.Type {
-		if vt, ok := v.Type().(*types.VectorType); ok {
-			return types.NewVector(vt.Len, t)
-		}
-		return t
+// contractStore is the epilogue of a contraction that has none, but whose C the
+// micro-kernel cannot write itself: round and store.
+func contractStore(c *kern.Contract) (*kern.Epilogue, []kern.Param) {
+	e := &kern.Epilogue{Batch: kern.NewVar("batch", dtype.I64), M: kern.NewVar("m", dtype.I64),
+		N: kern.NewVar("n", dtype.I64), Acc: kern.NewVar("acc", c.Acc)}
+	at := kern.Add(kern.Mul(kern.Get(e.M), kern.I64(c.M.StrideC)), kern.Mul(kern.Get(e.N), kern.I64(c.N.StrideC)))
+	rest := kern.Get(e.Batch)
+	for i := len(c.Batch) - 1; i >= 0; i-- {
+		ax := c.Batch[i]
+		at = kern.Add(at, kern.Mul(kern.Rem(rest, kern.I64(ax.Size)), kern.I64(ax.StrideC)))
+		rest = kern.Div(rest, kern.I64(ax.Size))
 	}
-	from := k.c.Acc
-	if d == from {
-		return v
+	v := kern.Get(e.Acc)
+	if c.Out != c.Acc {
+		v = kern.Convert(v, c.Out)
 	}
-	switch d {
-	case dtype.F64:
-		return k.cur.NewFPExt(v, with(types.Double))
-	case dtype.F16:
-		return k.cur.NewFPTrunc(v, with(types.Half))
-	case dtype.F32:
-		return k.cur.NewFPTrunc(v, with(types.Float))
-	}
-	// bf16 by integers: add half, and the lowest kept bit less one, then cut.
-	i32 := with(types.I32)
-	x := value.Value(k.cur.NewBitCast(v, i32))
-	odd := k.cur.NewAnd(k.cur.NewLShr(x, contractSplatInt(i32, 16)), contractSplatInt(i32, 1))
-	r := k.cur.NewLShr(k.cur.NewAdd(x, k.cur.NewAdd(odd, contractSplatInt(i32, 0x7fff))), contractSplatInt(i32, 16))
-	nan := k.cur.NewOr(k.cur.NewLShr(x, contractSplatInt(i32, 16)), contractSplatInt(i32, 0x40))
-	return k.cur.NewTrunc(k.cur.NewSelect(k.cur.NewFCmp(enum.FPredUNO, v, v), nan, r), with(types.I16))
+	e.Body = []kern.Stmt{kern.Buf{Param: 0, DType: c.Out}.Set(at, v)}
+	return e, []kern.Param{{Name: "c", DType: c.Out, Len: c.LenC, Writes: true}}
 }

@@ -9,7 +9,7 @@ import (
 
 // contractScratch is the part of a worker's scratch that a contraction fills; the
 // rest is for what an epilogue keeps.
-const contractScratch = (1<<20 - 96<<10)
+const contractScratch = ScratchBytes - 96<<10
 
 // contractOperand is one side of the product as the packing sees it.
 type contractOperand struct {
@@ -299,7 +299,10 @@ func (p *contractPlan) layout(unit int64) {
 		if p.nk > 1 || p.swap {
 			rows *= maxPanels
 		}
-		p.bytes += rows * p.ldBlock * size
+		p.bytes += contractRoundUp(rows*p.ldBlock*size, 64)
+		if p.swap {
+			p.bytes += kern.Lanes * size // a row of C, turned
+		}
 	}
 	for _, o := range []contractOperand{p.a, p.b} {
 		if o.path == contractPathT {

@@ -355,7 +355,7 @@ func TestContractEqualsChain(t *testing.T) {
 			r := rand.New(rand.NewSource(7))
 			m := ir.NewModule()
 			var cs []*kern.Contract
-			var ls []ContractLaunch
+			var ls []Launch
 			for i := range 120 {
 				c := contractRandom(r, i, i%4 == 0)
 				l, err := EmitContract(m, c, target, c.Name)
