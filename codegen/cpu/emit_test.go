@@ -120,6 +120,9 @@ func emitTools(t testing.TB) {
 	}
 }
 
+// emitLong tells whether the long tests were asked for.
+func emitLong() bool { return os.Getenv("REPRISE_LONG") != "" }
+
 // emitRuns tells whether this machine runs code of a target.
 func emitRuns(t testing.TB, target Target) bool {
 	info, err := os.ReadFile("/proc/cpuinfo")
