@@ -54,6 +54,16 @@ type convGen struct {
 // first, first+step, … < end, and the offset in the input of the first.
 type convTaps struct{ first, end, offset int64 }
 
+// Conv adds a convolution to the unit.
+func (u *Unit) Conv(c *kern.Conv) ([]Launch, error) {
+	plain := *c
+	plain.Name = ""
+	return u.add("conv", c.Name, fmt.Sprintf("conv %+v\n", plain), moduleWeight/2, func(m *ir.Module, symbol string) ([]Launch, error) {
+		plain.Name = symbol
+		return EmitConv(m, &plain, u.target)
+	})
+}
+
 // EmitConv writes the kernel of an f32 convolution into m: arguments in, ker, out.
 // It needs no workspace.
 func EmitConv(m *ir.Module, c *kern.Conv, t Target) ([]Launch, error) {
@@ -132,7 +142,7 @@ func (g *convGen) plan() error {
 
 func (g *convGen) planChunks() error {
 	bytes := g.kernelTaps() * g.ob * 4
-	g.chans, g.cut = max(1, min(g.InChannels, convChunkBytes/bytes)), -1
+	g.chans, g.cut = max(1, min(g.InChannels, g.Segment, convChunkBytes/bytes)), -1
 	if bytes <= convChunkBytes {
 		return nil
 	}
@@ -399,10 +409,7 @@ func (g *convGen) emit() error {
 		in := e.at(arg[0], e.add(e.mulI(n0, g.InBatch), e.mulI(group, g.groupIn())))
 		ker := e.at(arg[1], e.mulI(o, g.KerOut))
 
-		zero := constant.NewZeroInitializer(e.vec(types.Float))
-		e.eachI(g.nb*g.rb*g.wb*g.ob, e.w, func(i value.Value) { e.store(zero, e.at(acc, i)) })
-		e.eachI(g.InChannels, g.chans, func(c0 value.Value) {
-			cc := left(attentionI(g.InChannels), c0, g.chans)
+		chunk := func(c0, cc value.Value) {
 			inC, kerC := e.at(in, e.mulI(c0, g.InChannel)), e.at(ker, e.mulI(c0, g.KerIn))
 			if g.cut < 0 {
 				e.b.NewCall(pack, kerC, packed, oc, cc, attentionI(0), attentionI(0))
@@ -416,9 +423,28 @@ func (g *convGen) emit() error {
 				base := e.at(packed, e.mulI(from, -g.slice()))
 				e.b.NewCall(run, inC, base, acc, cc, nc, q0, q1, w0, w1, from, to)
 			})
-		})
+		}
+		chain := func(from, to value.Value) {
+			zero := constant.NewZeroInitializer(e.vec(types.Float))
+			e.eachI(g.nb*g.rb*g.wb*g.ob, e.w, func(i value.Value) { e.store(zero, e.at(acc, i)) })
+			e.each(from, to, g.chans, func(c0 value.Value) { chunk(c0, left(to, c0, g.chans)) })
+		}
+		done := value.Value(acc)
+		if g.Segment >= g.InChannels {
+			chain(attentionI(0), attentionI(g.InChannels))
+		} else {
+			done = e.atI(packed, convPackBytes/4)
+			e.eachI(g.InChannels, g.Segment, func(from value.Value) {
+				chain(from, e.add(from, left(attentionI(g.InChannels), from, g.Segment)))
+				first := e.b.NewICmp(enum.IPredEQ, from, attentionI(0))
+				e.eachI(g.nb*g.rb*g.wb*g.ob, e.w, func(i value.Value) {
+					x, p := e.loadV(e.at(acc, i)), e.at(done, i)
+					e.store(e.b.NewSelect(first, x, e.b.NewFAdd(e.loadV(p), x)), p)
+				})
+			})
+		}
 		to := e.at(arg[2], e.add(e.mulI(n0, g.OutBatch), e.mulI(o, g.OutChannel)))
-		e.b.NewCall(store, acc, to, oc, nc, q0, q1, w0, w1)
+		e.b.NewCall(store, done, to, oc, nc, q0, q1, w0, w1)
 	})
 	e.done()
 	return nil

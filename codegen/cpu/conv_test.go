@@ -24,7 +24,7 @@ func convDense(n, c, h, w, o, k, stride, pad, groups int64) *kern.Conv {
 		return kern.ConvDim{In: in, Kernel: k, Out: out, Stride: stride, InDilation: 1, KernelDilation: 1, PadLo: pad,
 			StrideIn: si, StrideKer: sk, StrideOut: so}
 	}
-	return &kern.Conv{DType: dtype.F32, Batch: n, Channels: o, InChannels: cg, Groups: groups, BatchGroups: 1,
+	return &kern.Conv{DType: dtype.F32, Batch: n, Channels: o, InChannels: cg, Groups: groups, BatchGroups: 1, Segment: cg,
 		Spatial: []kern.ConvDim{dim(h, ho, w, k, wo), dim(w, wo, 1, 1, 1)},
 		InBatch: c * h * w, InChannel: h * w, KerOut: cg * k * k, KerIn: k * k, OutBatch: o * ho * wo, OutChannel: ho * wo,
 		LenIn: n * c * h * w, LenKer: o * cg * k * k, LenOut: n * o * ho * wo}
@@ -34,7 +34,7 @@ func convDense(n, c, h, w, o, k, stride, pad, groups int64) *kern.Conv {
 // reversed, the roles of its channels exchanged, inputs dilated by the stride.
 func convForInput(c *kern.Conv) *kern.Conv {
 	g := *c
-	g.Channels, g.InChannels = c.InChannels, c.Channels
+	g.Channels, g.InChannels, g.Segment = c.InChannels, c.Channels, c.Channels
 	g.InBatch, g.InChannel, g.OutBatch, g.OutChannel = c.OutBatch, c.OutChannel, c.InBatch, c.InChannel
 	g.KerOut, g.KerIn = c.KerIn, c.KerOut
 	g.LenIn, g.LenOut = c.LenOut, c.LenIn
@@ -53,7 +53,7 @@ func convForInput(c *kern.Conv) *kern.Conv {
 // the part of channels, the gradient of the output that of the kernel.
 func convForKernel(c *kern.Conv) *kern.Conv {
 	g := *c
-	g.Batch, g.InChannels = c.InChannels, c.Batch
+	g.Batch, g.InChannels, g.Segment = c.InChannels, c.Batch, c.Batch
 	g.InBatch, g.InChannel = c.InChannel, c.InBatch
 	g.KerOut, g.KerIn = c.OutChannel, c.OutBatch
 	g.OutBatch, g.OutChannel = c.KerIn, c.KerOut
@@ -79,6 +79,10 @@ func convRandom(r *rand.Rand) *kern.Conv {
 			c.Groups = n(3)
 		case 1:
 			c.BatchGroups = n(3)
+		}
+		c.Segment = n(c.InChannels)
+		if r.IntN(2) == 0 {
+			c.Segment = c.InChannels
 		}
 		c.Channels = og * c.Groups * c.BatchGroups
 		rank := r.IntN(4)
@@ -143,6 +147,20 @@ func convCases() []*kern.Conv {
 	for _, c := range []*kern.Conv{convDense(2, 5, 15, 16, 18, 3, 2, 1, 1), convDense(3, 20, 12, 12, 35, 3, 1, 1, 1), convDense(1, 2, 60, 60, 3, 4, 2, 1, 1)} {
 		cs = append(cs, convForInput(c), convForKernel(c))
 	}
+	// Kernels of which a chunk holds a part: cut along rows, along planes, and along the only dimension.
+	dw := convForKernel(convDense(2, 3, 50, 70, 20, 3, 1, 1, 1))
+	dw.Segment = 1
+	planes := &kern.Conv{DType: dtype.F32, Batch: 2, Channels: 20, InChannels: 2, Groups: 1, BatchGroups: 1, Segment: 2,
+		InBatch: 2 * 23 * 22 * 20, InChannel: 23 * 22 * 20, KerOut: 2 * 20 * 20 * 5, KerIn: 20 * 20 * 5, OutBatch: 20 * 4 * 3 * 2, OutChannel: 4 * 3 * 2,
+		LenIn: 4 * 23 * 22 * 20, LenKer: 20 * 2 * 20 * 20 * 5, LenOut: 2 * 20 * 4 * 3 * 2}
+	for i, n := range []int64{20, 20, 5} {
+		planes.Spatial = append(planes.Spatial, kern.ConvDim{In: []int64{23, 22, 20}[i], Kernel: n, Out: int64(4 - i), Stride: int64(i + 1),
+			InDilation: 1, KernelDilation: 1, StrideIn: []int64{440, 20, 1}[i], StrideKer: []int64{100, 5, 1}[i], StrideOut: []int64{6, 2, 1}[i], Reverse: true})
+	}
+	long := &kern.Conv{DType: dtype.F32, Batch: 15, Channels: 5, InChannels: 2, Groups: 1, BatchGroups: 1, Segment: 2,
+		InBatch: 4000, InChannel: 2000, KerOut: 3600, KerIn: 1800, OutBatch: 15, OutChannel: 3, LenIn: 15 * 4000, LenKer: 5 * 3600, LenOut: 15 * 15,
+		Spatial: []kern.ConvDim{{In: 2000, Kernel: 1800, Out: 3, Stride: 60, InDilation: 1, KernelDilation: 1, PadLo: 10, StrideIn: 1, StrideKer: 1, StrideOut: 1}}}
+	cs = append(cs, dw, planes, long)
 	r := rand.New(rand.NewPCG(8, 8))
 	for range 24 {
 		cs = append(cs, convRandom(r))
@@ -191,6 +209,25 @@ func TestConvEqualsReference(t *testing.T) {
 				})
 			}
 		})
+	}
+}
+
+func TestConvRefusals(t *testing.T) {
+	for name, change := range map[string]func(c *kern.Conv){
+		"family":    func(c *kern.Conv) { c.DType = dtype.F64 },
+		"positive":  func(c *kern.Conv) { c.Segment = 0 },
+		"at once":   func(c *kern.Conv) { c.Groups, c.BatchGroups = 2, 2 },
+		"multiple":  func(c *kern.Conv) { c.Groups = 3 },
+		"dilations": func(c *kern.Conv) { c.Spatial[1].Stride = 0 },
+		"outside":   func(c *kern.Conv) { c.LenIn-- },
+		"too large": func(c *kern.Conv) {
+			c.Spatial[1].Kernel, c.Spatial[1].StrideKer, c.LenKer = 20000, 1, 1<<40
+		},
+	} {
+		c := convDense(2, 4, 9, 9, 8, 3, 1, 1, 1)
+		change(c)
+		_, err := EmitConv(ir.NewModule(), c, V4)
+		require.ErrorContains(t, err, name)
 	}
 }
 

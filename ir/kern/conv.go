@@ -19,7 +19,8 @@ import (
 //
 // Order: per output element one chain of fma from +0 over the taps that exist, c
 // outermost and increasing, then k in row-major order, last dimension fastest:
-// acc = fma(in, ker, acc).
+// acc = fma(in, ker, acc). Where Segment < InChannels, every Segment channels make such a
+// chain (the last maybe fewer), and the chains are added from the left.
 //
 // Groups (feature groups) cut the output channels into runs of Channels/Groups, run
 // g reading input channels c' = g·InChannels + c. BatchGroups cut the output channels
@@ -36,6 +37,7 @@ type Conv struct {
 	InChannels  int64      // input channels of one group
 	Groups      int64
 	BatchGroups int64
+	Segment     int64 // input channels of one chain
 	Spatial     []ConvDim
 
 	InBatch, InChannel   int64 // strides of in
@@ -59,7 +61,7 @@ type ConvDim struct {
 // Check reports what makes c no convolution, or one that reads or writes outside
 // of its buffers.
 func (c *Conv) Check() error {
-	if c.Batch < 1 || c.Channels < 1 || c.InChannels < 1 || c.Groups < 1 || c.BatchGroups < 1 {
+	if c.Batch < 1 || c.Channels < 1 || c.InChannels < 1 || c.Groups < 1 || c.BatchGroups < 1 || c.Segment < 1 {
 		return fmt.Errorf("conv %s: sizes must be positive", c.Name)
 	}
 	if c.Groups > 1 && c.BatchGroups > 1 {

@@ -36,8 +36,11 @@ func conv[T float32 | float64](c *kern.Conv, in, ker []T, fma func(a, b, acc T) 
 				for i, d := range c.Spatial {
 					at += p[i] * d.StrideOut
 				}
-				acc := T(0)
+				var sum, acc T
 				for ch := range c.InChannels {
+					if ch%c.Segment == 0 {
+						sum, acc = join(ch/c.Segment, sum, acc), 0
+					}
 					positions(c, func(d kern.ConvDim) int64 { return d.Kernel }, func(k []int64) {
 						i := image*c.InBatch + (first+ch)*c.InChannel
 						j := o*c.KerOut + ch*c.KerIn
@@ -56,11 +59,19 @@ func conv[T float32 | float64](c *kern.Conv, in, ker []T, fma func(a, b, acc T) 
 						acc = fma(in[i], ker[j], acc)
 					})
 				}
-				out[at] = acc
+				out[at] = join((c.InChannels+c.Segment-1)/c.Segment, sum, acc)
 			})
 		}
 	}
 	return out
+}
+
+// join is the sum of n chains, given that of the first n−1 and the last.
+func join[T float32 | float64](n int64, sum, last T) T {
+	if n <= 1 {
+		return last
+	}
+	return sum + last
 }
 
 // positions calls f for every index of the spatial dimensions, row-major.
