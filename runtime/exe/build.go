@@ -36,6 +36,9 @@ func (e *Error) Error() string {
 // left behind where it fails, and an old out stays. An *Error says what of the
 // toolchain is missing.
 func Build(ctx context.Context, m *Model, objects []string, out string, shared bool) error {
+	if err := m.Validate(); err != nil { // first: it takes no time
+		return err
+	}
 	return inTemporary(func(dir string) error {
 		d, err := CompileDriver(ctx, dir, shared)
 		if err != nil {

@@ -20,45 +20,64 @@ import (
 // TestBuildIsPure: equal input gives equal bytes, wherever and beside whatever it
 // is built, and none of them is a path.
 func TestBuildIsPure(t *testing.T) {
-	for _, shared := range []bool{false, true} {
-		var wg sync.WaitGroup
-		outs := make([]string, 3)
-		errs := make([]error, len(outs))
-		objects := make([]string, len(outs))
-		for i := range outs {
-			outs[i] = exe.LibraryPath(filepath.Join(t.TempDir(), strings.Repeat("x", i+1)))
-			objects[i] = fixture.Kernels(t)
+	fixture.NeedToolchain(t)
+	common, err := compileShared()
+	require.NoError(t, err)
+	t.Setenv("TMPDIR", t.TempDir())
+	build := func(shared, differs bool, driver *exe.Driver, kernels, out string) error {
+		m := fixture.Train()
+		if differs {
+			m.Consts = append(m.Consts, 1)
 		}
-		t.Setenv("TMPDIR", t.TempDir())
-		for i := range outs {
-			wg.Go(func() {
-				m := fixture.Train()
-				if i == 2 {
-					m.Consts = append(m.Consts, 1) // one that differs, at the same time
-				}
-				errs[i] = exe.Build(context.Background(), m, []string{objects[i]}, outs[i], shared)
-			})
+		if driver != nil {
+			return driver.Build(context.Background(), m, []string{kernels}, out)
 		}
-		wg.Wait()
-		var files [][]byte
-		for i, out := range outs {
-			require.NoError(t, errs[i])
-			file, err := os.ReadFile(out)
-			require.NoError(t, err)
-			files = append(files, file)
-			left, err := os.ReadDir(filepath.Dir(out))
-			require.NoError(t, err)
-			require.Len(t, left, map[bool]int{false: 1, true: 2}[shared], "nothing but the binary and its header")
-		}
-		require.True(t, bytes.Equal(files[0], files[1]))
-		require.False(t, bytes.Equal(files[0], files[2]))
-		for _, text := range []string{os.TempDir(), "/home", "/root", "reprise-link"} {
-			require.False(t, bytes.Contains(files[0], []byte(text)), text)
-		}
-		left, err := os.ReadDir(os.TempDir())
-		require.NoError(t, err)
-		require.Empty(t, left, "temporary files are removed")
+		return exe.Build(context.Background(), m, []string{kernels}, out, shared)
 	}
+	cases := []struct {
+		shared, differs bool
+		driver          *exe.Driver
+		equals          int // an earlier case
+	}{
+		0: {false, false, common.driver, 0},
+		1: {false, false, nil, 0},
+		2: {false, true, common.driver, -1},
+		3: {true, false, nil, 3},
+		4: {true, false, nil, 3},
+	}
+	var wg sync.WaitGroup
+	files := make([][]byte, len(cases))
+	errs := make([]error, len(cases))
+	dirs := make([]string, len(cases))
+	for i, c := range cases {
+		dirs[i] = t.TempDir()
+		kernels := fixture.Kernels(t)
+		out := exe.LibraryPath(filepath.Join(dirs[i], strings.Repeat("x", i+1)))
+		wg.Go(func() {
+			errs[i] = build(c.shared, c.differs, c.driver, kernels, out)
+			if errs[i] == nil {
+				files[i], errs[i] = os.ReadFile(out)
+			}
+		})
+	}
+	wg.Wait()
+	for i, c := range cases {
+		require.NoError(t, errs[i])
+		left, err := os.ReadDir(dirs[i])
+		require.NoError(t, err)
+		require.Len(t, left, map[bool]int{false: 1, true: 2}[c.shared], "nothing but the binary and its header")
+		if c.equals >= 0 {
+			require.True(t, bytes.Equal(files[i], files[c.equals]), "%d and %d", i, c.equals)
+		} else {
+			require.False(t, bytes.Equal(files[i], files[0]))
+		}
+		for _, text := range []string{os.TempDir(), "/home", "/root", "reprise-link"} {
+			require.False(t, bytes.Contains(files[i], []byte(text)), text)
+		}
+	}
+	left, err := os.ReadDir(os.TempDir())
+	require.NoError(t, err)
+	require.Empty(t, left, "temporary files are removed")
 }
 
 // TestLargeConstants: constants and weights of many pages arrive, and weights do
@@ -83,10 +102,13 @@ func TestLargeConstants(t *testing.T) {
 }
 
 func TestBuildErrors(t *testing.T) {
-	kernels := fixture.Kernels(t)
+	fixture.NeedToolchain(t)
+	common, err := compileShared()
+	require.NoError(t, err)
+	kernels := common.kernels
 	out := filepath.Join(t.TempDir(), "toy")
 	build := func(m *exe.Model, objects ...string) error {
-		return exe.Build(context.Background(), m, objects, out, false)
+		return common.driver.Build(context.Background(), m, objects, out)
 	}
 	t.Run("a kernel that is not there", func(t *testing.T) {
 		m := fixture.Train()
@@ -108,7 +130,7 @@ func TestBuildErrors(t *testing.T) {
 		require.ErrorIs(t, exe.Build(ctx, fixture.Train(), []string{kernels}, out, false), context.Canceled)
 	})
 	t.Run("no place to write to", func(t *testing.T) {
-		err := exe.Build(context.Background(), fixture.Train(), []string{kernels}, filepath.Join(filepath.Dir(out), "none", "toy"), false)
+		err := common.driver.Build(context.Background(), fixture.Train(), []string{kernels}, filepath.Join(filepath.Dir(out), "none", "toy"))
 		var e *exe.Error
 		require.True(t, errors.As(err, &e))
 		require.Equal(t, "io", e.Code)
@@ -117,11 +139,14 @@ func TestBuildErrors(t *testing.T) {
 	t.Run("no toolchain", func(t *testing.T) {
 		clang, err := exe.Toolchain()
 		require.NoError(t, err)
+		build := func() error {
+			return exe.Build(context.Background(), fixture.Train(), []string{kernels}, out, false)
+		}
 		bin := t.TempDir()
 		t.Setenv("PATH", bin)
-		require.EqualError(t, build(fixture.Train(), kernels), "clang-19 was not found; install it: apt-get install -y clang-19 lld-19 libc6-dev")
+		require.EqualError(t, build(), "clang-19 was not found; install it: apt-get install -y clang-19 lld-19 libc6-dev")
 		require.NoError(t, os.Symlink(clang, filepath.Join(bin, "clang-19")))
-		require.EqualError(t, build(fixture.Train(), kernels), "ld.lld-19 was not found; install it: apt-get install -y lld-19")
+		require.EqualError(t, build(), "ld.lld-19 was not found; install it: apt-get install -y lld-19")
 	})
 	require.NoFileExists(t, out)
 	t.Run("an old file stays", func(t *testing.T) {
