@@ -350,7 +350,7 @@ func emitGrow(seed uint64) *kern.Kernel {
 func TestRandomKernelsEqualInterpreter(t *testing.T) {
 	n := uint64(60)
 	if !testing.Short() && emitLong() {
-		n = 3000
+		n = 750
 	}
 	r := rand.New(rand.NewPCG(9, 9))
 	var cases []emitCase

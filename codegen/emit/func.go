@@ -149,7 +149,9 @@ func (f *Func) localPtr(l *kern.Local) value.Value {
 	return q
 }
 
-// splat is x in all lanes.
+// Splat is the scalar x in all of w lanes.
+func (f *Func) Splat(x value.Value, w int) value.Value { return f.splat(x, w) }
+
 func (f *Func) splat(x value.Value, w int) value.Value {
 	if w == 1 {
 		return x
@@ -159,7 +161,7 @@ func (f *Func) splat(x value.Value, w int) value.Value {
 	return f.Block.NewShuffleVector(v, Poison(t), Zeros(Vec(types.I32, w)))
 }
 
-// toBool turns bytes into truth values.
+// fromMem and toMem turn bytes into truth values and back.
 func (f *Func) fromMem(t dtype.Type, x value.Value) value.Value {
 	if t != dtype.Bool {
 		return x

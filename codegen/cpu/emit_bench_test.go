@@ -1,0 +1,103 @@
+package cpu
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+	"github.com/stretchr/testify/require"
+
+	"reprise/ir/dtype"
+	"reprise/ir/kern"
+	"reprise/ir/kern/scalar"
+)
+
+// gelu is the tanh form; geluGrad its derivative times a gradient.
+func emitGelu(x *kern.Expr) *kern.Expr {
+	f := func(v float32) *kern.Expr { return kern.F32(v) }
+	u := kern.Mul(f(0.7978845608), kern.Fma(kern.Mul(kern.Mul(x, x), x), f(0.044715), x))
+	return kern.Mul(kern.Mul(f(0.5), x), kern.Add(f(1), kern.Tanh(u)))
+}
+
+func emitGeluErf(x *kern.Expr) *kern.Expr {
+	return kern.Mul(kern.Mul(kern.F32(0.5), x), kern.Add(kern.F32(1), kern.Erf(kern.Mul(x, kern.F32(0.70710678)))))
+}
+
+func emitDropout(n int64) *kern.Kernel {
+	const c = 1024
+	b := kern.NewBuilder("dropout", n/c)
+	key, x, y := b.In("key", dtype.U32, 4), b.In("x", dtype.F32, n), b.Out("y", dtype.F32, n)
+	w := kern.LoadKey(key)
+	i := iv("i")
+	at := kern.Add(kern.Mul(b.TileIndex(), i64(c)), get(i))
+	u := kern.Random(w, 3, kern.Mul(b.TileIndex(), i64(scalar.RowBlocks(c))), get(i))
+	b.Do(kern.Lane(i, i64(c), y.Set(at, kern.Select(kern.Kept(u, 0.2), kern.Mul(x.At(at), kern.F32(1.25)), kern.F32(0)))))
+	return b.K
+}
+
+// emitCPUTime is the processor time of this thread so far.
+func emitCPUTime(b *testing.B) time.Duration {
+	const thread = 3 // CLOCK_THREAD_CPUTIME_ID
+	var ts syscall.Timespec
+	_, _, err := syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, thread, uintptr(unsafe.Pointer(&ts)), 0)
+	require.Zero(b, err)
+	return time.Duration(ts.Nano())
+}
+
+func BenchmarkKernels(b *testing.B) {
+	emitTools(b)
+	const n = 1 << 22
+	id := func(x *kern.Expr) *kern.Expr { return kern.Mul(x, kern.F32(2)) }
+	ks := []*kern.Kernel{emitMap("scale", n, dtype.F32, id), emitMap("exp", n, dtype.F32, kern.Exp), emitMap("log", n, dtype.F32, kern.Log),
+		emitMap("tanh", n, dtype.F32, kern.Tanh), emitMap("erf", n, dtype.F32, kern.Erf), emitMap("sin", n, dtype.F32, kern.Sin),
+		emitMap("gelu", n, dtype.F32, emitGelu), emitMap("gelu-erf", n, dtype.F32, emitGeluErf), emitDropout(n), emitSoftmax(n/1024, 1024, 0),
+		emitLayerNorm(n/1024, 1024), emitMatmul(64, 512, 2048)}
+	for _, target := range []Target{V3, V4} {
+		u := NewUnit(target)
+		var ls []Launch
+		for _, k := range ks {
+			l, err := u.Kernel(k)
+			require.NoError(b, err)
+			ls = append(ls, l)
+		}
+		objects, err := u.Compile(context.Background(), b.TempDir())
+		require.NoError(b, err)
+		lib := emitLink(b, objects)
+		r := rand.New(rand.NewPCG(1, 1))
+		scratch := make([]byte, ScratchBytes)
+		for i, k := range ks {
+			var f emitFunc
+			purego.RegisterLibFunc(&f, lib, ls[i].Symbol)
+			var args []unsafe.Pointer
+			var total int64
+			for _, p := range k.Params {
+				one := emitFill(r, p.DType, min(p.Len, 1024))
+				buf := make([]byte, p.Len*p.DType.Size())
+				for at := 0; at < len(buf); at += copy(buf[at:], one) {
+				}
+				args = append(args, unsafe.Pointer(&buf[0]))
+				total += int64(len(buf))
+			}
+			b.Run(fmt.Sprintf("%s/%s", []string{"v3", "v4"}[target], k.Name), func(b *testing.B) {
+				// Time of the processor, not of the clock: the machine may be shared.
+				runtime.LockOSThread()
+				defer runtime.UnlockOSThread()
+				best := time.Duration(math.MaxInt64)
+				for b.Loop() {
+					start := emitCPUTime(b)
+					f(unsafe.Pointer(&args[0]), 0, k.Tiles, unsafe.Pointer(&scratch[0]))
+					best = min(best, emitCPUTime(b)-start)
+				}
+				b.ReportMetric(float64(best.Nanoseconds())/float64(k.Params[len(k.Params)-1].Len), "ns/elem")
+				b.ReportMetric(float64(total)/float64(best.Nanoseconds()), "GB/s")
+			})
+		}
+	}
+}
