@@ -35,13 +35,15 @@ func collective(d *ir.OpDef) *ir.OpDef {
 	d.Attrs = append(d.Attrs, sizeAttr())
 	d.Effect = func(*ir.Op) ir.Effect { return ir.EffectComm }
 	d.HandScheduled = notAlone
-	d.Constraints = append(d.Constraints,
-		ir.Constraint{Label: "C1", Text: "there is at least one participant", Check: func(op *ir.Op) error {
-			if op.Attrs.Int("size") < 1 {
-				return fmt.Errorf("size %d", op.Attrs.Int("size"))
-			}
-			return nil
-		}}, wantPlain("C2", 0))
+	d.Constraints = append([]ir.Constraint{{Label: "C1", Text: "there is at least one participant", Check: func(op *ir.Op) error {
+		if op.Attrs.Int("size") < 1 {
+			return fmt.Errorf("size %d", op.Attrs.Int("size"))
+		}
+		return nil
+	}}}, d.Constraints...)
+	if len(d.Constraints) == 1 || d.Constraints[1].Label != "C2" {
+		d.Constraints = slices.Insert(d.Constraints, 1, wantPlain("C2", 0))
+	}
 	d.Cost = func(op *ir.Op) ir.Cost { return ir.Cost{Bytes: ownBytes(op)} }
 	if d.Kern == nil {
 		d.Kern = func(op *ir.Op) ([]ir.KernelUse, error) { return copyKern(op, false) }
@@ -63,7 +65,10 @@ func resized(op *ir.Op, axis, times, by int64) (ir.Type, error) {
 	if err := axisOK(axis, x.Rank()); err != nil {
 		return ir.Type{}, fmt.Errorf("%v of operand %v", err, x)
 	}
-	if by < 1 || times < 1 || x.Shape[axis]%by != 0 {
+	if by < 1 || times < 1 {
+		return x, nil // refused by C1
+	}
+	if x.Shape[axis]%by != 0 {
 		return ir.Type{}, fmt.Errorf("dimension %d of operand %v does not divide among %d participants", axis, x, by)
 	}
 	shape := slices.Clone(x.Shape)
@@ -75,7 +80,7 @@ func collectiveOps() []*ir.OpDef {
 	size := func(op *ir.Op) ir.Attr { return ir.A("size", op.Attrs.Int("size")) }
 	axis := func(op *ir.Op) ir.Attr { return ir.A("axis", op.Attrs.Int("axis")) }
 	kind := ir.AttrDef{Name: "kind", Kind: "string", Default: "sum", Doc: "sum, prod, max, min, and, or, xor"}
-	kindCheck := ir.Constraint{Label: "C3", Text: "kind exists for the element type", Check: func(op *ir.Op) error {
+	kindCheck := ir.Constraint{Label: "C2", Text: "kind exists for the element type", Check: func(op *ir.Op) error {
 		return reduceDTypes(op.Attrs.Str("kind"), op.In(0).DType)
 	}}
 	grad := func(f func(b em, op *ir.Op, dy *ir.Value) *ir.Value) func(*ir.Builder, *ir.Op, []*ir.Value) ([]*ir.Value, error) {
@@ -136,8 +141,9 @@ func collectiveOps() []*ir.OpDef {
 				if err := axisOK(op.Attrs.Int("concat_axis"), t.Rank()); err != nil {
 					return nil, fmt.Errorf("%v of operand %v", err, op.In(0))
 				}
-				t.Shape[op.Attrs.Int("concat_axis")] *= n
-				return oneType(t)
+				shape := slices.Clone(t.Shape)
+				shape[op.Attrs.Int("concat_axis")] *= max(n, 1)
+				return oneType(ir.T(t.DType, shape...))
 			},
 			VJP: grad(func(b em, op *ir.Op, dy *ir.Value) *ir.Value {
 				return b.op1("all_to_all", dy, ir.A("split_axis", op.Attrs.Int("concat_axis")), ir.A("concat_axis", op.Attrs.Int("split_axis")), size(op))

@@ -119,7 +119,7 @@ func takeGradRow() *ir.OpDef {
 		},
 		Infer: func(op *ir.Op) ([]ir.Type, error) {
 			dy, idx, axis := op.In(0), op.In(1), int(op.Attrs.Int("axis"))
-			if axis < 0 || axis+idx.Rank() > dy.Rank() || !slices.Equal(dy.Shape[axis:axis+idx.Rank()], idx.Shape) {
+			if axis < 0 || axis > dy.Rank()-idx.Rank() || !slices.Equal(dy.Shape[axis:axis+idx.Rank()], idx.Shape) {
 				return nil, fmt.Errorf("dy %v does not have the dimensions of idx %v from axis %d on", dy, idx, axis)
 			}
 			return oneType(ir.T(dy.DType, slices.Concat(dy.Shape[:axis], []int64{op.Attrs.Int("size")}, dy.Shape[axis+idx.Rank():])...))

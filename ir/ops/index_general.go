@@ -124,7 +124,7 @@ func (d dimNumbers) resultShape(x, idx ir.Type, sizes []int64) ([]int64, error) 
 func (d dimNumbers) sizesOf(x, upd ir.Type) []int64 {
 	sizes := slices.Repeat([]int64{1}, x.Rank())
 	for i, xd := range d.windowDimsOfX(x.Rank()) {
-		if i < len(d.window) && d.window[i] < int64(upd.Rank()) {
+		if i < len(d.window) && inRange(d.window[i], upd.Rank()) {
 			sizes[xd] = upd.Shape[d.window[i]]
 		}
 	}

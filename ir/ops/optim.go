@@ -68,7 +68,8 @@ func optimRow(name, doc string, states []string, withStep bool, attrs []ir.AttrD
 			}
 			return ts, nil
 		},
-		Cost: flopsPerElement(flops),
+		Cost:   flopsPerElement(flops),
+		NoGrad: "a step of the optimizer is not differentiated",
 		Expand: func(b *ir.Builder, op *ir.Op) []*ir.Value {
 			o := optimArgs{b: b, op: op, p: f32Up(b, op.Operands[0])}
 			o.g = cast(b, op.Operands[1], o.p.Type.DType)
