@@ -27,6 +27,9 @@ type Options struct {
 	// builtin model they are added to its own, and override them.
 	Settings []string
 
+	// Loss is what a module without a loss is trained by: a name of nn.Losses, or NAME:RESULT.
+	Loss string
+
 	Bind map[string][]int64 // shapes of named inputs that a model leaves open
 }
 
@@ -71,6 +74,11 @@ func Load(arg string, o Options) (*Model, error) {
 		return nil, diag.Errorf("model", "%s is a module of stage %q: it was planned or lowered before", arg, m.Attrs.Str("stage")).
 			WithHint("compile the module that it was made from")
 	}
+	if o.Loss != "" {
+		if err := nn.AddLoss(m, o.Loss); err != nil {
+			return nil, err
+		}
+	}
 	if o.Train && !trains(m) {
 		r, err := nn.ParseRecipe(o.Settings)
 		if err == nil {
@@ -91,6 +99,10 @@ func loadBuiltin(spec string, o Options) (*Model, error) {
 	u, err := nn.ParseBuiltin(override(spec, o.Settings))
 	if err != nil {
 		return nil, err
+	}
+	if o.Loss != "" && o.Loss != "cross_entropy" {
+		return nil, diag.Errorf("option", "loss %q: builtin:%s is trained by cross_entropy", o.Loss, u.Builtin.Name).
+			WithHint("--loss is for modules that have none of their own")
 	}
 	m := &Model{Name: u.Builtin.Name, Kind: "builtin", Spec: "builtin:" + u.Spec}
 	if o.Train {

@@ -9,6 +9,7 @@ import (
 
 	"reprise/frontend"
 	"reprise/internal/diag"
+	"reprise/ir"
 )
 
 func file(t *testing.T, name, text string) string {
@@ -70,6 +71,31 @@ func TestTrainTextForm(t *testing.T) {
 	require.Equal(t, []string{"loss", "w", "w/m"}, step.Results)
 	_, err = frontend.Load(p, frontend.Options{Train: true, Settings: []string{"rate=0.5"}})
 	require.ErrorContains(t, err, `training: no option "rate"`)
+}
+
+// An inference step becomes a training step by a loss.
+func TestLossOfTextForm(t *testing.T) {
+	m, err := frontend.Load("builtin:mlp,hidden=8,batch=4,classes=3", frontend.Options{})
+	require.NoError(t, err)
+	p := file(t, "mlp.ir", m.Module.String())
+	_, err = frontend.Load(p, frontend.Options{Train: true})
+	require.ErrorContains(t, err, "has no @step with a result %loss")
+	for _, loss := range []string{"cross_entropy", "mse", "l1", "bce", "mse:logits"} {
+		m, err = frontend.Load(p, frontend.Options{Train: true, Loss: loss})
+		require.NoError(t, err)
+		require.True(t, m.Train)
+		require.NoError(t, ir.Verify(m.Module))
+	}
+	require.Equal(t, "f32[4,3]", m.Module.Func("step").Param("targets").Type.String())
+	for loss, want := range map[string]string{
+		"mes":       "no loss \"mes\"\n  hint: did you mean \"mse\"? losses: cross_entropy, mse, l1, bce",
+		"mse:logit": "loss \"mse:logit\": say of which result, as mse:RESULT\n  hint: results of @step: logits",
+	} {
+		_, err = frontend.Load(p, frontend.Options{Train: true, Loss: loss})
+		require.EqualError(t, err, want)
+	}
+	_, err = frontend.Load("builtin:mlp", frontend.Options{Train: true, Loss: "mse"})
+	require.ErrorContains(t, err, "builtin:mlp is trained by cross_entropy")
 }
 
 // What can't be compiled is told by its content, and the way out is named.

@@ -19,6 +19,7 @@ type Option struct {
 	Doc     string
 	Words   []string // for words: the values that exist
 	Min     float64  // least value of a number
+	Max     float64  // greatest value of an integer
 }
 
 // Values are the settings of one use of a builtin model, defaults included.
@@ -57,6 +58,20 @@ func (u *Use) Train() (*ir.Module, error) { return train(u.model, u.Recipe, fals
 // Infer makes the inference module.
 func (u *Use) Infer() (*ir.Module, error) { return infer(u.model, false) }
 
+// Help is the model's line and its options, one a line, with their defaults.
+func (b *Builtin) Help() string {
+	var w strings.Builder
+	fmt.Fprintf(&w, "builtin:%s  %s\n", b.Name, b.Doc)
+	for _, o := range b.Options {
+		doc := o.Doc
+		if o.Kind == "word" {
+			doc += ": " + strings.Join(o.Words, ", ")
+		}
+		fmt.Fprintf(&w, "  %-22s %s\n", o.Name+"="+o.Default, doc)
+	}
+	return w.String()
+}
+
 // Builtins lists the models, in the order of their documentation.
 func Builtins() []*Builtin {
 	gpt := gptOptions()
@@ -64,7 +79,7 @@ func Builtins() []*Builtin {
 		{Name: "mlp", Doc: "dense layers with GELU, classifying vectors", Options: mlpOptions(), build: mlp, check: microCheck},
 		{Name: "gpt", Doc: "decoder-only transformer as GPT-2: pre-LN, learned positions, tied embedding", Options: gpt, build: gptModel, check: gptCheck},
 		{Name: "gpt2-124m", Doc: "gpt in the sizes of GPT-2 124M", Options: with(gpt, "layers", "12", "d", "768", "heads", "12",
-			"vocab", "50257", "seq", "64", "batch", "4", "dropout", "0", "lr", "0.0006", "min_lr", "0.00006"), build: gptModel, check: gptCheck},
+			"vocab", "50257", "seq", "64", "batch", "4", "dropout", "0", "lr", "0.0006", "min_lr", "6e-05"), build: gptModel, check: gptCheck},
 		{Name: "llama", Doc: "decoder-only transformer as Llama: RMSNorm, RoPE, grouped queries, SwiGLU", Options: llamaOptions(), build: llama, check: llamaCheck},
 		{Name: "moe", Doc: "transformer with top-k routed SwiGLU experts, no capacity limit", Options: moeOptions(), build: moe, check: moeCheck},
 		{Name: "cnn", Doc: "two convolutions with pooling, classifying images", Options: cnnOptions(), build: cnn, check: cnnCheck},
@@ -87,7 +102,11 @@ func with(opts []Option, pairs ...string) []Option {
 }
 
 func intOpt(name string, def, least int64, doc string) Option {
-	return Option{Name: name, Kind: "int", Default: fmt.Sprint(def), Doc: doc, Min: float64(least)}
+	most := float64(1 << 24)
+	if name == "layers" || name == "blocks" || name == "micro" {
+		most = 1024 // the program grows with them
+	}
+	return Option{Name: name, Kind: "int", Default: fmt.Sprint(def), Doc: doc, Min: float64(least), Max: most}
 }
 
 func floatOpt(name string, def float64, doc string) Option {
@@ -231,10 +250,10 @@ func (o Option) parse(val string) (string, error) {
 			return "", fmt.Errorf("want an integer")
 		}
 		if float64(n) < o.Min {
-			return "", fmt.Errorf("want at least %v", o.Min)
+			return "", fmt.Errorf("want at least %d", int64(o.Min))
 		}
-		if n > 1<<31-1 {
-			return "", fmt.Errorf("want less than 2^31")
+		if float64(n) > o.Max {
+			return "", fmt.Errorf("want at most %d", int64(o.Max))
 		}
 		return fmt.Sprint(n), nil
 	case "float":

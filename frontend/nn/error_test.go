@@ -96,13 +96,26 @@ func TestBuiltinErrors(t *testing.T) {
 		"llama,kv_heads=3":   "builtin:llama: heads=8 is no multiple of kv_heads=3",
 		"moe,top=9":          "builtin:moe: top=9 is more than experts=8",
 		"cnn,size=10":        "builtin:cnn: size=10 is no multiple of 4, which two poolings need",
+		"gpt,layers=2000":    "builtin:gpt: layers=2000: want at most 1024\n  hint: layers: blocks (default 6)",
 		"gpt,micro=3":        "builtin:gpt: batch=16 is no multiple of micro=3",
 	} {
 		_, err := nn.ParseBuiltin(spec)
 		require.EqualError(t, err, want, spec)
 	}
-	_, err := nn.ParseBuiltin("gpt,layers")
+	u, err := nn.ParseBuiltin("mlp,in=16000000,hidden=16000000,batch=1")
+	require.NoError(t, err)
+	_, err = u.Train()
+	require.EqualError(t, err, "layer layers.0.fc: layers.0.fc.w: f32[16000000,16000000] is too large")
+	_, err = nn.ParseBuiltin("gpt,layers")
 	require.ErrorContains(t, err, `builtin:gpt: "layers" is no option: want key=value`)
+}
+
+func TestHelpNamesEveryOption(t *testing.T) {
+	for _, b := range nn.Builtins() {
+		for _, o := range b.Options {
+			require.Contains(t, b.Help(), "  "+o.Name+"="+o.Default+" ")
+		}
+	}
 }
 
 func TestCanonicalSpec(t *testing.T) {

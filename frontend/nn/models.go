@@ -329,12 +329,19 @@ func resnet(v Values) Model {
 	})
 }
 
+// unrolled is the option of a loop that is written out.
+func unrolled(name string, def int64, doc string) Option {
+	o := intOpt(name, def, 1, doc)
+	o.Max = 4096
+	return o
+}
+
 func lstmOptions() []Option {
 	return join([]Option{
 		intOpt("layers", 1, 1, "layers"),
 		intOpt("d", 64, 1, "features of the embedding"),
 		intOpt("hidden", 128, 1, "features of the state"),
-		intOpt("seq", 32, 1, "positions"),
+		unrolled("seq", 32, "positions"),
 		intOpt("batch", 16, 1, "sequences a step"),
 		intOpt("vocab", 256, 1, "tokens; 256: bytes"),
 		floatOpt("dropout", 0, "drop probability before each layer and the output"),

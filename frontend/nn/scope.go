@@ -117,12 +117,33 @@ func (s *Scope) fail(code, format string, args ...any) {
 // Op adds any operation of the table by its name (docs/ir.md) and returns its single
 // result.
 func (s *Scope) Op(name string, operands []*Tensor, attrs ...ir.Attr) *Tensor {
-	return s.builder().Op(name, operands, attrs...)
+	r := s.Ops(name, operands, attrs...)
+	if len(r) != 1 {
+		s.fail("op", "operation %s has %d results: use Ops", name, len(r))
+	}
+	return r[0]
 }
 
 // Ops is Op for operations with several results.
 func (s *Scope) Ops(name string, operands []*Tensor, attrs ...ir.Attr) []*Tensor {
-	return slices.Clone(s.builder().Multi(name, operands, nil, attrs...).Results)
+	r := slices.Clone(s.builder().Multi(name, operands, nil, attrs...).Results)
+	for _, v := range r {
+		s.fits(name, v.Type)
+	}
+	return r
+}
+
+// fits refuses a value of more than 64 TiB, whose size might not even be a number.
+func (s *Scope) fits(what string, t ir.Type) {
+	left := int64(1) << 46 / t.DType.Size()
+	for _, n := range t.Shape {
+		if n < 0 {
+			s.fail("shape", "%s: %v has a negative size", what, t)
+		}
+		if left /= max(n, 1); left == 0 {
+			s.fail("shape", "%s: %v is too large", what, t)
+		}
+	}
 }
 
 func (s *Scope) builder() *ir.Builder { return ir.NewBuilder(s.g.table, s.fn.Body, s.loc()) }
@@ -166,6 +187,7 @@ func (s *Scope) Input(name string, d dtype.Type, shape []int64, feed ...Feed) *T
 		if len(feed) > 0 {
 			attrs = append(attrs, ir.A("feed", string(feed[0])))
 		}
+		s.fits("input "+name, ir.T(d, shape...))
 		p = s.fn.Body.AddParam(name, ir.T(d, shape...), attrs...)
 		g.inputs[name] = p
 	} else if want := ir.T(d, shape...); !p.Type.Equal(want) {
@@ -258,6 +280,7 @@ func (s *Scope) state(name, role string, d dtype.Type, shape []int64, init Init)
 			s.fail("shape", "%q: sizes must be positive, got %v", full, t)
 		}
 	}
+	s.fits(full, t)
 	st := &state{name: full, layer: s.layer(), role: role, init: init}
 	st.param = s.fn.Body.AddParam(full, t, ir.A("role", role))
 	st.now = st.param

@@ -3,6 +3,7 @@ package nn
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"reprise/internal/diag"
 	"reprise/ir"
@@ -124,6 +125,67 @@ func AddTraining(mod *ir.Module, r Recipe) (err error) {
 	s := &Scope{g, "", step}
 	s.optimize(r, s.gradients(loss))
 	g.finish(loss)
+	return nil
+}
+
+// Losses are the names that AddLoss knows.
+func Losses() []string { return []string{"cross_entropy", "mse", "l1", "bce"} }
+
+// AddLoss gives the @step of a module a result "loss", computed from one of its results
+// and a new input "targets". The module is changed in place: of its other results it keeps
+// those that are state. loss is a name of Losses, or NAME:RESULT where @step has several results.
+func AddLoss(mod *ir.Module, loss string) (err error) {
+	defer diag.Catch(&err)
+	name, from, named := strings.Cut(loss, ":")
+	if !slices.Contains(Losses(), name) {
+		diag.Throw(diag.Errorf("option", "no loss %q", name).WithHint("%s", exist("losses", name, Losses())))
+	}
+	step := mod.Func("step")
+	if step == nil {
+		diag.Throw(diag.Errorf("model", "module %q can't be trained: it has no @step", mod.Name))
+	}
+	if step.Result("loss") != nil {
+		diag.Throw(diag.Errorf("model", "module %q has a loss already", mod.Name))
+	}
+	var plain []string
+	for _, r := range step.Results {
+		if p := step.Param(r); p == nil || !p.IsState() {
+			plain = append(plain, r)
+		}
+	}
+	if !named && len(plain) == 1 {
+		from = plain[0]
+	}
+	if !slices.Contains(plain, from) {
+		diag.Throw(diag.Errorf("option", "loss %q: say of which result, as %s:RESULT", loss, name).
+			WithHint("results of @step: %s", strings.Join(plain, ", ")))
+	}
+	g := &graph{mod: mod, table: ops.Table(), name: mod.Name, step: step, micros: 1, byName: map[string]*state{}, inputs: map[string]*Tensor{}}
+	s := &Scope{g, "loss", step}
+	x := step.Result(from)
+	var v *Tensor
+	switch y := x.Type; name {
+	case "cross_entropy":
+		if y.Rank() == 0 {
+			s.fail("shape", "cross-entropy of %q, which is %v: want [..., classes]", from, y)
+		}
+		classes := y.Shape[y.Rank()-1]
+		v = s.CrossEntropy(x, s.Input("targets", dtype.I32, y.Shape[:y.Rank()-1], Labels(classes)))
+	case "mse":
+		v = s.MSE(x, s.Input("targets", y.DType, y.Shape, Normal01))
+	case "l1":
+		v = s.L1(x, s.Input("targets", y.DType, y.Shape, Normal01))
+	default:
+		v = s.BinaryCrossEntropy(x, s.Input("targets", y.DType, y.Shape, Uniform01))
+	}
+	results, names := []*Tensor{s.Cast(v, dtype.F32)}, []string{"loss"}
+	for i, r := range step.Results {
+		if !slices.Contains(plain, r) {
+			results, names = append(results, step.Body.Results[i]), append(names, r)
+		}
+	}
+	step.Body.Results, step.Results = results, names
+	step.Renumber()
 	return nil
 }
 
