@@ -300,6 +300,10 @@ func (g *graph) finish(loss *Tensor) *ir.Module {
 		return slices.Index([]string{ir.RoleParam, ir.RoleOpt, ir.RoleBuffer, ir.RoleInput, ir.RoleKey, ir.RoleStep}, role)
 	}
 	body := g.step.Body
+	if len(g.states) > 0 && !slices.ContainsFunc(body.Params, func(p *ir.Value) bool { return p.Role() == ir.RoleKey }) {
+		// @init reads the key from where @step has it.
+		body.AddParam("key", ir.T(dtype.Key), ir.A("role", ir.RoleKey))
+	}
 	slices.SortStableFunc(body.Params, func(a, b *ir.Value) int { return rank(a.Role()) - rank(b.Role()) })
 	slices.SortStableFunc(g.states, func(a, b *state) int { return rank(a.role) - rank(b.role) })
 
