@@ -103,21 +103,11 @@ func Layout(b *ir.Block, opt Options) (*Frame, error) {
 			continue
 		}
 		if IsControl(op) {
-			size := int64(0)
-			for _, r := range op.Regions {
-				rf, err := Layout(r, opt)
-				if err != nil {
-					return nil, err
-				}
-				f.Regions[op] = append(f.Regions[op], rf)
-				size = max(size, rf.Size)
+			frames, size, err := regions(op, opt)
+			if err != nil {
+				return nil, err
 			}
-			// Room to exchange carried values that trade places.
-			if op.Name() == "while" {
-				for _, v := range op.Results {
-					size += remat.RoundUp(v.Type.Bytes())
-				}
-			}
+			f.Regions[op] = frames
 			s := open(nil, op, pos, size)
 			works = append(works, struct {
 				op     *ir.Op
@@ -238,4 +228,29 @@ func lastUses(b *ir.Block) map[*ir.Value]int {
 		}
 	}
 	return last
+}
+
+// regions lays out the regions of a control-flow op and gives the memory they share.
+func regions(op *ir.Op, opt Options) (frames []*Frame, size int64, err error) {
+	for _, r := range op.Regions {
+		f, err := Layout(r, opt)
+		if err != nil {
+			return nil, 0, err
+		}
+		frames = append(frames, f)
+		size = max(size, f.Size)
+	}
+	if op.Name() == "while" {
+		// Room for carried values that trade places.
+		for _, v := range op.Results {
+			size += remat.RoundUp(v.Type.Bytes())
+		}
+	}
+	return frames, size, nil
+}
+
+// RegionBytes is the memory that the regions of a control-flow op need.
+func RegionBytes(op *ir.Op, opt Options) (int64, error) {
+	_, size, err := regions(op, opt)
+	return size, err
 }

@@ -4,6 +4,7 @@ package remat
 
 import (
 	"fmt"
+	"slices"
 
 	"reprise/internal/diag"
 	"reprise/ir"
@@ -226,6 +227,8 @@ func (p *Problem) stateUpdates(index map[*ir.Value]int) {
 		}
 		if ok {
 			po := &p.Problem.Ops[opIndex[op]]
+			// Overwriting the state is no option among others.
+			po.InPlace = slices.DeleteFunc(po.InPlace, func(pr [2]int) bool { return pr[1] == index[v] })
 			po.InPlace = append(po.InPlace, [2]int{index[old], index[v]})
 			p.InPlace[op] = append(p.InPlace[op], pair)
 		}

@@ -1,0 +1,419 @@
+// Package compile drives a model through passes, planner, layout, code generation and link.
+// It is a pure function of its arguments: nothing is kept between calls.
+package compile
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"time"
+
+	"reprise/codegen/cpu"
+	"reprise/frontend"
+	"reprise/internal/diag"
+	"reprise/ir"
+	"reprise/ir/ops"
+	"reprise/passes"
+	"reprise/passes/buffer"
+	"reprise/passes/lower"
+	"reprise/planner"
+	"reprise/runtime/exe"
+)
+
+// Options of a compilation. The zero value compiles for this machine without a limit.
+type Options struct {
+	Target    string // "cpu", "cpu:native", "cpu:x86-64-v3", "cpu:x86-64-v4"; "" is "cpu"
+	Budget    Budget
+	TimeLimit time.Duration // for the planner; 0: a fixed number of steps of work
+	// NoMinimum skips the search for the smallest budget, which a report then lacks.
+	NoMinimum bool
+	// After sees the module after each pass.
+	After func(pass string, m *ir.Module)
+	// Progress is told what is being done.
+	Progress func(stage string)
+}
+
+// Program is a compiled model before it is linked.
+type Program struct {
+	Report  Report
+	Exe     *exe.Model
+	Objects [][]byte
+	Step    *ir.Module // the final program, in the IR
+	Values  []ValueReport
+	planned *planned
+}
+
+// Prepare runs the passes before planning on a copy of the model's module.
+func Prepare(m *ir.Module, opt Options) (*ir.Module, error) {
+	mod := m.Clone()
+	if mod.Func("step") == nil {
+		return nil, diag.Errorf("model", "module %q has no function @step", m.Name)
+	}
+	if err := passes.Run(mod, ops.Table(), passes.Options{After: opt.After}); err != nil {
+		return nil, err
+	}
+	// What @init reads is handed over as @step's parameters are.
+	step, init := mod.Func("step"), mod.Func("init")
+	if init != nil {
+		for _, p := range init.Body.Params {
+			if step.Param(p.Name) == nil {
+				step.Body.AddParam(p.Name, p.Type, p.Attrs...)
+			}
+		}
+		step.Renumber()
+	}
+	return mod, ir.Verify(mod)
+}
+
+// Plan plans a model and lays it out, without code.
+func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error) {
+	target, err := cpu.ParseTarget(opt.Target)
+	if err != nil {
+		return nil, err
+	}
+	say := opt.Progress
+	if say == nil {
+		say = func(string) {}
+	}
+	say("passes")
+	grouped, err := Prepare(m.Module, opt)
+	if err != nil {
+		return nil, err
+	}
+	say("plan")
+	start := time.Now()
+	pl := &planning{ctx: ctx, module: grouped, costs: newCosts(target), opt: planner.Options{TimeLimit: opt.TimeLimit}}
+	all, err := pl.saveAll()
+	if err != nil {
+		return nil, err
+	}
+	chosen := all
+	limit := int64(0)
+	switch b := opt.Budget; {
+	case b.Bytes > 0:
+		limit = b.Bytes
+	case b.Percent > 0:
+		limit = int64(float64(all.arena) * b.Percent / 100)
+	}
+	var least *planned
+	if !opt.NoMinimum || opt.Budget.Min {
+		if least, err = pl.smallest(); err != nil {
+			return nil, err
+		}
+		if least.arena > all.arena {
+			least = all
+		}
+	}
+	switch {
+	case opt.Budget.Min:
+		limit = least.arena
+		chosen = least
+		if found, _, err := pl.within(limit); err != nil {
+			return nil, err
+		} else if found != nil && found.plan.Cost <= least.plan.Cost {
+			chosen = found
+		}
+	case limit > 0 && limit < all.arena:
+		found, inf, err := pl.within(limit)
+		if err != nil {
+			return nil, err
+		}
+		if found == nil && inf != nil || found == nil {
+			if least == nil {
+				if least, err = pl.smallest(); err != nil {
+					return nil, err
+				}
+			}
+			if least.arena > limit {
+				return nil, unmeetable(limit, least)
+			}
+			found = least
+		}
+		chosen = found
+	}
+	if limit == 0 {
+		limit = all.arena
+	}
+	p := &Program{planned: chosen, Step: chosen.module}
+	p.Report = newReport(m, target, limit, chosen, all, least)
+	p.Report.PlanSeconds = time.Since(start).Seconds()
+	p.Values = valueReports(chosen)
+	return p, nil
+}
+
+// Compile plans a model and makes its code.
+func Compile(ctx context.Context, m *frontend.Model, opt Options) (*Program, error) {
+	start := time.Now()
+	if _, err := exe.Toolchain(); err != nil {
+		return nil, err
+	}
+	p, err := Plan(ctx, m, opt)
+	if err != nil {
+		return nil, err
+	}
+	if opt.Progress != nil {
+		opt.Progress("code")
+	}
+	target, err := cpu.ParseTarget(opt.Target)
+	if err != nil {
+		return nil, err
+	}
+	unit := cpu.NewUnit(target)
+	em := &emitter{k: unitKernels{unit}, at: map[*ir.Op]int64{}, states: map[string]place{}}
+	x := &exe.Model{Name: m.Name, Target: target.String(), Features: target.Features(), InputSHA256: m.SHA256, Train: m.Train}
+	if m.Train {
+		x.Loss = "loss"
+	}
+	step := p.planned.applied.Func
+	offsets, state, resident := residents(step)
+	x.ArenaBytes, x.ResidentBytes = p.planned.arena, state
+	params := make([]place, len(step.Body.Params))
+	for i, v := range step.Body.Params {
+		params[i] = place{false, offsets[v.Name], v.Type.Bytes()}
+		if v.IsState() {
+			em.states[v.Name] = params[i]
+		}
+		x.Values = append(x.Values, exe.Value{Name: v.Name, Layer: layerOf(v), Role: roleOf(v), DType: v.Type.DType, Shape: v.Type.Shape,
+			Offset: offsets[v.Name], Bytes: v.Type.Bytes(), Feed: v.Attrs.Str("feed"), BatchAxes: int(v.Attrs.Int("batch_axes"))})
+	}
+	if init := p.planned.module.Func("init"); init != nil {
+		if x.Init, err = em.init(init, offsets, resident, &x.ArenaBytes, p.planned); err != nil {
+			return nil, err
+		}
+	}
+	em.prog = nil
+	results, err := em.block(step.Body, p.planned.frame, resident, params, p.planned.low)
+	if err != nil {
+		return nil, err
+	}
+	if err := em.finish(step, results, x); err != nil {
+		return nil, err
+	}
+	x.Step = em.prog
+	x.Consts = em.consts
+	exe.PlaceWaits(x.Init)
+	exe.PlaceWaits(x.Step)
+	if p.Objects, err = objects(ctx, unit); err != nil {
+		return nil, err
+	}
+	p.Report.Kernels = countSymbols(x)
+	p.Report.Ops = len(x.Step)
+	p.Report.PromisedPeakBytes, p.Report.ArenaBytes = x.ArenaBytes, x.ArenaBytes
+	p.Report.CompileSeconds = time.Since(start).Seconds()
+	info, err := json.Marshal(p.Report.stable())
+	if err != nil {
+		return nil, err
+	}
+	plan, err := json.Marshal(p.Values)
+	if err != nil {
+		return nil, err
+	}
+	x.Info, x.Plan = info, plan
+	p.Exe = x
+	return p, nil
+}
+
+// objects compiles a unit and takes the objects into memory.
+func objects(ctx context.Context, u *cpu.Unit) ([][]byte, error) {
+	dir, err := os.MkdirTemp("", "reprise-code-")
+	if err != nil {
+		return nil, diag.Errorf("io", "%v", err).WithHint("set TMPDIR to a directory with space")
+	}
+	defer os.RemoveAll(dir)
+	paths, err := u.Compile(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	out := make([][]byte, len(paths))
+	for i, path := range paths {
+		if out[i], err = os.ReadFile(path); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// init emits the program that makes the initial state, in place.
+func (e *emitter) init(f *ir.Func, offsets map[string]int64, resident int64, arena *int64, p *planned) ([]exe.Inst, error) {
+	external := map[*ir.Value]string{}
+	home := func(v *ir.Value) *ir.Value {
+		for v.Op != nil && lower.IsView(v.Op) {
+			v = v.Op.Operands[v.Index]
+		}
+		return v
+	}
+	for i, name := range f.Results {
+		v := home(f.Body.Results[i])
+		if v.Op == nil || lower.IsConstant(v.Op) || buffer.IsControl(v.Op) || external[v] != "" {
+			continue
+		}
+		if _, ok := e.states[name]; !ok {
+			return nil, diag.Errorf("model", "@init makes %q, which is no state of @step", name)
+		}
+		external[v] = name
+	}
+	low := lowerings(map[*ir.Op]*lower.Lowered{})
+	frame, err := buffer.Layout(f.Body, buffer.Options{Lowered: low, Workspace: noWorkspace, External: external})
+	if err != nil {
+		return nil, err
+	}
+	*arena = max(*arena, resident+frame.Size)
+	var params []place
+	for _, v := range f.Body.Params {
+		off, ok := offsets[v.Name]
+		if !ok {
+			return nil, diag.Errorf("model", "@init reads %q, which @step does not have", v.Name)
+		}
+		params = append(params, place{false, off, v.Type.Bytes()})
+	}
+	results, err := e.block(f.Body, frame, resident, params, low)
+	if err != nil {
+		return nil, err
+	}
+	for i, name := range f.Results {
+		if to := e.states[name]; results[i].konst || results[i].offset != to.offset {
+			if err := e.copy(results[i], to, "init"); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return e.prog, nil
+}
+
+func noWorkspace(*ir.Op, *lower.Lowered) int64 { return 0 }
+
+// finish writes back states that were not updated in place, and names the outputs.
+func (e *emitter) finish(step *ir.Func, results []place, x *exe.Model) error {
+	var from, to []place
+	for i, name := range step.Results {
+		p := step.Param(name)
+		v := step.Body.Results[i]
+		if p != nil && p.IsState() {
+			from, to = append(from, results[i]), append(to, e.states[name])
+			continue
+		}
+		if p != nil {
+			return diag.Errorf("model", "result %q has the name of a parameter of role %s", name, p.Role())
+		}
+		if results[i].konst {
+			return diag.Errorf("model", "result %q is a constant", name).WithHint("leave it out of the results")
+		}
+		x.Values = append(x.Values, exe.Value{Name: name, Layer: layerOf(v), Role: exe.RoleOutput, DType: v.Type.DType, Shape: v.Type.Shape,
+			Offset: results[i].offset, Bytes: v.Type.Bytes()})
+	}
+	// States that trade places go through memory after everything else.
+	fake := &ir.Op{Loc: ir.Loc{Layer: "state"}}
+	room := x.ArenaBytes
+	crossing := false
+	for i := range from {
+		for j := range to {
+			crossing = crossing || i != j && !from[i].konst && from[i].offset == to[j].offset
+		}
+	}
+	if crossing {
+		for _, p := range from {
+			x.ArenaBytes += (p.bytes + exe.Align - 1) / exe.Align * exe.Align
+		}
+	}
+	return e.copies(fake, from, to, room)
+}
+
+func layerOf(v *ir.Value) string {
+	if l := v.Attrs.Str("layer"); l != "" {
+		return l
+	}
+	if v.Op != nil {
+		return v.Op.Loc.Layer
+	}
+	return v.Name
+}
+
+func roleOf(v *ir.Value) exe.Role {
+	switch v.Role() {
+	case ir.RoleParam:
+		return exe.RoleParam
+	case ir.RoleOpt:
+		return exe.RoleOpt
+	case ir.RoleBuffer:
+		return exe.RoleBuffer
+	case ir.RoleKey:
+		return exe.RoleKey
+	case ir.RoleStep:
+		return exe.RoleStep
+	}
+	return exe.RoleInput
+}
+
+// Link writes the program to out: an executable, or with shared a library and its header.
+func (p *Program) Link(ctx context.Context, out string, shared bool) error {
+	dir, err := os.MkdirTemp("", "reprise-objects-")
+	if err != nil {
+		return diag.Errorf("io", "%v", err).WithHint("set TMPDIR to a directory with space")
+	}
+	defer os.RemoveAll(dir)
+	var files []string
+	for i, o := range p.Objects {
+		name := fmt.Sprintf("%s/k%d.o", dir, i)
+		if err := os.WriteFile(name, o, 0o600); err != nil {
+			return diag.Errorf("io", "%v", err).WithHint("set TMPDIR to a directory with space")
+		}
+		files = append(files, name)
+	}
+	if err := exe.Build(ctx, p.Exe, files, out, shared); err != nil {
+		return err
+	}
+	path := out
+	if shared {
+		path = exe.LibraryPath(out)
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	sum := sha256.Sum256(b)
+	p.Report.BinaryBytes, p.Report.BinarySHA256 = int64(len(b)), hex.EncodeToString(sum[:])
+	return nil
+}
+
+// countSymbols is the number of functions that the programs launch.
+func countSymbols(x *exe.Model) int {
+	seen := map[string]bool{}
+	for _, prog := range [][]exe.Inst{x.Init, x.Step} {
+		for _, in := range prog {
+			if in.Kind == exe.Launch {
+				seen[in.Symbol] = true
+			}
+		}
+	}
+	return len(seen)
+}
+
+// unitKernels adapts a unit of code to the emitter of programs.
+type unitKernels struct{ u *cpu.Unit }
+
+func (k unitKernels) Launches(l lower.Launch) ([]kernelLaunch, error) {
+	var ls []cpu.Launch
+	var err error
+	switch {
+	case l.Kern != nil:
+		var one cpu.Launch
+		if one, err = k.u.Kernel(l.Kern); err == nil {
+			ls = []cpu.Launch{one}
+		}
+	case l.Contract != nil:
+		ls, err = k.u.Contract(l.Contract)
+	case l.Attention != nil:
+		ls, err = k.u.Attention(l.Attention)
+	}
+	if err != nil {
+		return nil, err
+	}
+	out := make([]kernelLaunch, len(ls))
+	for i, x := range ls {
+		out[i] = kernelLaunch{x.Symbol, x.Tiles, x.Workspace}
+	}
+	return out, nil
+}

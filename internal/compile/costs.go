@@ -1,0 +1,106 @@
+package compile
+
+import (
+	"reprise/codegen/cpu"
+	"reprise/ir"
+	"reprise/passes/buffer"
+	"reprise/passes/lower"
+)
+
+// costs estimates what an op takes on two cores, from its shapes alone, so that plans do not
+// depend on the machine that compiles. Rates were fitted to measured profiles (docs/rationale.md).
+type costs struct{ target cpu.Target }
+
+func newCosts(t cpu.Target) *costs { return &costs{t} }
+
+// Rates of two cores of a current server, in picoseconds.
+const (
+	psPerByte     = 40  // memory traffic, whatever the number of cores
+	psPerFlop     = 6   // packed contraction: 167 GFLOP/s on two cores
+	psPerFlopSlow = 12  // attention's block products
+	psPerCheap    = 25  // one element of an add or a select
+	psPerCostly   = 300 // one element of exp, tanh, a division or a random draw
+	psPerLaunch   = 3e6 // a barrier and a start
+	psPerIndirect = 400 // one element of a gather, scatter or sort step
+)
+
+// Nanoseconds of one run.
+func (c *costs) Nanoseconds(op *ir.Op, l *lower.Lowered) int64 {
+	ps := int64(psPerLaunch)
+	var bytes int64
+	for _, v := range op.Operands {
+		bytes += v.Type.Bytes()
+	}
+	for _, v := range op.Results {
+		bytes += v.Type.Bytes()
+	}
+	ps += bytes * psPerByte
+	body := []*ir.Op{op}
+	if op.Name() == "fused" {
+		body = op.Regions[0].Ops
+	}
+	for _, o := range body {
+		ps += opWork(o)
+	}
+	for _, launch := range l.Launches {
+		switch {
+		case launch.Contract != nil:
+			k := launch.Contract
+			n := 2 * k.M.Size * k.N.Size
+			for _, a := range k.Batch {
+				n *= a.Size
+			}
+			for _, a := range k.K {
+				n *= a.Size
+			}
+			ps += n * psPerFlop
+		case launch.Attention != nil:
+			a := launch.Attention
+			n := 4 * a.Batch * a.Heads * a.Tq * a.Tk * a.Dim
+			if a.Backward {
+				n = n * 5 / 2
+			}
+			if a.Causal && a.Tq == a.Tk {
+				n = n * 5 / 8
+			}
+			ps += n*psPerFlopSlow + a.Batch*a.Heads*a.Tq*a.Tk*psPerCostly
+		}
+	}
+	if op.Name() == "while" {
+		// The number of rounds is not known: a run counts as many.
+		ps *= 16
+	}
+	return max(1, ps/1000)
+}
+
+// opWork is the arithmetic of an elementwise op, in picoseconds.
+func opWork(op *ir.Op) int64 {
+	if len(op.Results) == 0 {
+		return 0
+	}
+	n := op.Out(0).Len()
+	switch op.Name() {
+	case "constant", "broadcast", "reshape", "iota", "contract", "attention", "attention_grad", "slice", "transpose", "copy":
+		return 0
+	case "exp", "log", "tanh", "erf", "logistic", "div", "sqrt", "rsqrt", "pow", "sin", "cos", "expm1", "log1p", "dropout", "uniform", "normal", "rng_bits":
+		return n * psPerCostly
+	case "reduce":
+		return op.In(0).Len() * psPerCheap
+	case "add", "sub", "mul", "neg", "abs", "max", "min", "select", "compare", "convert", "fma":
+		return n * psPerCheap
+	}
+	c := ir.CostOf(op)
+	return c.Flops * psPerCheap
+}
+
+// Workspace is the arena memory that an op's regions need.
+func (c *costs) Workspace(op *ir.Op, l *lower.Lowered) int64 {
+	if !buffer.IsControl(op) {
+		return 0
+	}
+	n, err := buffer.RegionBytes(op, buffer.Options{Lowered: lower.Op, Workspace: c.Workspace})
+	if err != nil {
+		return 0 // the layout reports it with the op's name
+	}
+	return n
+}
