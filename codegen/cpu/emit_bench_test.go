@@ -14,33 +14,10 @@ import (
 	"github.com/ebitengine/purego"
 	"github.com/stretchr/testify/require"
 
+	"reprise/codegen/internal/samples"
 	"reprise/ir/dtype"
 	"reprise/ir/kern"
-	"reprise/ir/kern/scalar"
 )
-
-// gelu is the tanh form; geluGrad its derivative times a gradient.
-func emitGelu(x *kern.Expr) *kern.Expr {
-	f := func(v float32) *kern.Expr { return kern.F32(v) }
-	u := kern.Mul(f(0.7978845608), kern.Fma(kern.Mul(kern.Mul(x, x), x), f(0.044715), x))
-	return kern.Mul(kern.Mul(f(0.5), x), kern.Add(f(1), kern.Tanh(u)))
-}
-
-func emitGeluErf(x *kern.Expr) *kern.Expr {
-	return kern.Mul(kern.Mul(kern.F32(0.5), x), kern.Add(kern.F32(1), kern.Erf(kern.Mul(x, kern.F32(0.70710678)))))
-}
-
-func emitDropout(n int64) *kern.Kernel {
-	const c = 1024
-	b := kern.NewBuilder("dropout", n/c)
-	key, x, y := b.In("key", dtype.U32, 4), b.In("x", dtype.F32, n), b.Out("y", dtype.F32, n)
-	w := kern.LoadKey(key)
-	i := iv("i")
-	at := kern.Add(kern.Mul(b.TileIndex(), i64(c)), get(i))
-	u := kern.Random(w, 3, kern.Mul(b.TileIndex(), i64(scalar.RowBlocks(c))), get(i))
-	b.Do(kern.Lane(i, i64(c), y.Set(at, kern.Select(kern.Kept(u, 0.2), kern.Mul(x.At(at), kern.F32(1.25)), kern.F32(0)))))
-	return b.K
-}
 
 // emitCPUTime is the processor time of this thread so far.
 func emitCPUTime(b *testing.B) time.Duration {
@@ -55,10 +32,10 @@ func BenchmarkKernels(b *testing.B) {
 	emitTools(b)
 	const n = 1 << 22
 	id := func(x *kern.Expr) *kern.Expr { return kern.Mul(x, kern.F32(2)) }
-	ks := []*kern.Kernel{emitMap("scale", n, dtype.F32, id), emitMap("exp", n, dtype.F32, kern.Exp), emitMap("log", n, dtype.F32, kern.Log),
-		emitMap("tanh", n, dtype.F32, kern.Tanh), emitMap("erf", n, dtype.F32, kern.Erf), emitMap("sin", n, dtype.F32, kern.Sin),
-		emitMap("gelu", n, dtype.F32, emitGelu), emitMap("gelu-erf", n, dtype.F32, emitGeluErf), emitDropout(n), emitSoftmax(n/1024, 1024, 0),
-		emitLayerNorm(n/1024, 1024), emitMatmul(64, 512, 2048)}
+	ks := []*kern.Kernel{samples.Map("scale", n, dtype.F32, id), samples.Map("exp", n, dtype.F32, kern.Exp), samples.Map("log", n, dtype.F32, kern.Log),
+		samples.Map("tanh", n, dtype.F32, kern.Tanh), samples.Map("erf", n, dtype.F32, kern.Erf), samples.Map("sin", n, dtype.F32, kern.Sin),
+		samples.Map("gelu", n, dtype.F32, samples.Gelu), samples.Map("gelu-erf", n, dtype.F32, samples.GeluErf), samples.Dropout(n), samples.Softmax(n/1024, 1024, 0),
+		samples.LayerNorm(n/1024, 1024), samples.Matmul(64, 512, 2048)}
 	for _, target := range []Target{V3, V4} {
 		u := NewUnit(target)
 		var ls []Launch

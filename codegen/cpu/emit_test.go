@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"reprise/codegen/internal/samples"
 	"reprise/ir/dtype"
 	"reprise/ir/kern"
 	"reprise/ir/kern/scalar"
@@ -212,167 +213,16 @@ func emitDifferential(t *testing.T, cases []emitCase) {
 	}
 }
 
-// get, i64 and v make kernels readable.
+// get, i64, iv and fv make kernels readable.
 func get(v *kern.Var) *kern.Expr { return kern.Get(v) }
 func i64(x int64) *kern.Expr     { return kern.I64(x) }
 func iv(name string) *kern.Var   { return kern.NewVar(name, dtype.I64) }
 func fv(name string) *kern.Var   { return kern.NewVar(name, dtype.F32) }
 
-// emitSoftmax is a softmax over rows of c elements, with dropout behind it.
-func emitSoftmax(rows, c int64, p float64) *kern.Kernel {
-	b := kern.NewBuilder("softmax", rows)
-	x, key, y := b.In("x", dtype.F32, rows*c), b.In("key", dtype.U32, 4), b.Out("y", dtype.F32, rows*c)
-	words := kern.LoadKey(key)
-	lane, m, s := iv("i"), fv("m"), fv("s")
-	at := kern.Add(kern.Mul(b.TileIndex(), i64(c)), get(lane))
-	b.Do(kern.Lane(lane, i64(c)).Reduce(kern.RedMax, m, x.At(at)))
-	e := fv("e")
-	b.Do(kern.Lane(lane, i64(c), kern.Let(e, kern.Exp(kern.Sub(x.At(at), get(m)))), y.Set(at, get(e))).Reduce(kern.RedSum, s, get(e)))
-	v := kern.Div(y.At(at), get(s))
-	if p > 0 {
-		u := kern.Random(words, 3, kern.Mul(b.TileIndex(), i64(scalar.RowBlocks(c))), get(lane))
-		v = kern.Select(kern.Kept(u, p), kern.Mul(v, kern.F32(scalar.DropScale(p))), kern.F32(0))
-	}
-	b.Do(kern.Lane(lane, i64(c), y.Set(at, v)))
-	return b.K
-}
-
-func emitLayerNorm(rows, c int64) *kern.Kernel {
-	b := kern.NewBuilder("layernorm", rows)
-	x, g, h, y := b.In("x", dtype.BF16, rows*c), b.In("g", dtype.F32, c), b.In("b", dtype.F32, c), b.Out("y", dtype.BF16, rows*c)
-	i := iv("i")
-	at := kern.Add(kern.Mul(b.TileIndex(), i64(c)), get(i))
-	v := kern.Convert(x.At(at), dtype.F32)
-	sum, mean, sq, inv := fv("sum"), fv("mean"), fv("sq"), fv("inv")
-	b.Do(kern.Lane(i, i64(c)).Reduce(kern.RedSum, sum, v), kern.Let(mean, kern.Div(get(sum), kern.F32(float32(c)))))
-	d := kern.Sub(v, get(mean))
-	b.Do(kern.Lane(i, i64(c)).Reduce(kern.RedSum, sq, kern.Mul(d, d)),
-		kern.Let(inv, kern.Rsqrt(kern.Add(kern.Div(get(sq), kern.F32(float32(c))), kern.F32(1e-5)))))
-	b.Do(kern.Lane(i, i64(c), y.Set(at, kern.Convert(kern.Fma(kern.Mul(d, get(inv)), g.At(get(i)), h.At(get(i))), dtype.BF16))))
-	return b.K
-}
-
-// emitMatmul is the plain contraction: a serial chain of fma for each lane.
-func emitMatmul(m, k, n int64) *kern.Kernel {
-	b := kern.NewBuilder("matmul", m)
-	x, w, y := b.In("x", dtype.F32, m*k), b.In("w", dtype.F32, k*n), b.Out("y", dtype.F32, m*n)
-	j, kk, acc := iv("j"), iv("k"), fv("acc")
-	b.Do(kern.Lane(j, i64(n), kern.Let(acc, kern.F32(0)),
-		kern.Range(kk, i64(k), kern.Let(acc, kern.Fma(
-			x.At(kern.Add(kern.Mul(b.TileIndex(), i64(k)), get(kk))),
-			w.At(kern.Add(kern.Mul(get(kk), i64(n)), get(j))), get(acc)))),
-		y.Set(kern.Add(kern.Mul(b.TileIndex(), i64(n)), get(j)), get(acc))))
-	return b.K
-}
-
-// emitMap applies f to n elements in tiles of 1024.
-func emitMap(name string, n int64, t dtype.Type, f func(x *kern.Expr) *kern.Expr) *kern.Kernel {
-	const tile = 1024
-	b := kern.NewBuilder(name, (n+tile-1)/tile)
-	x, y := b.In("x", t, n), b.Out("y", t, n)
-	i, base := iv("i"), iv("base")
-	b.Do(kern.Let(base, kern.Mul(b.TileIndex(), i64(tile))))
-	at := kern.Add(get(base), get(i))
-	b.Do(kern.Lane(i, kern.Min(i64(tile), kern.Sub(i64(n), get(base))), y.Set(at, f(x.At(at)))))
-	return b.K
-}
-
-// emitMergeSort sorts each row of n keys with their positions, stably, bottom up.
-func emitMergeSort(rows, n int64) *kern.Kernel {
-	b := kern.NewBuilder("sort", rows)
-	x, y, p := b.In("x", dtype.I32, rows*n), b.Out("y", dtype.I32, rows*n), b.Out("p", dtype.I32, rows*n)
-	src, dst := kern.NewLocal("src", dtype.I32, n), kern.NewLocal("dst", dtype.I32, n)
-	i, w, lo, a, z, o := iv("i"), iv("w"), iv("lo"), iv("a"), iv("z"), iv("o")
-	mid, end := iv("mid"), iv("end")
-	row := kern.Mul(b.TileIndex(), i64(n))
-	key := func(at *kern.Expr) *kern.Expr {
-		return x.At(kern.Add(row, kern.Convert(src.At(at), dtype.I64)))
-	}
-	takeA := kern.NewVar("takeA", dtype.Bool)
-	b.Do(kern.Lane(i, i64(n), src.Set(get(i), kern.Convert(get(i), dtype.I32))))
-	b.Do(kern.Let(w, i64(1)))
-	inA, inZ := kern.Lt(get(a), get(mid)), kern.Lt(get(z), get(end))
-	last := i64(n - 1)
-	b.Do(&kern.While{Cond: kern.Lt(get(w), i64(n)), Body: []kern.Stmt{
-		kern.Let(lo, i64(0)),
-		&kern.While{Cond: kern.Lt(get(lo), i64(n)), Body: []kern.Stmt{
-			kern.Let(mid, kern.Min(kern.Add(get(lo), get(w)), i64(n))),
-			kern.Let(end, kern.Min(kern.Add(get(mid), get(w)), i64(n))),
-			kern.Let(a, get(lo)), kern.Let(z, get(mid)), kern.Let(o, get(lo)),
-			&kern.While{
-				Pre: []kern.Stmt{kern.Let(takeA, kern.And(inA, kern.Or(kern.Not(inZ),
-					kern.Le(key(kern.Min(get(a), last)), key(kern.Min(get(z), last))))))},
-				Cond: kern.Or(inA, inZ), Body: []kern.Stmt{
-					&kern.If{Cond: get(takeA), Then: []kern.Stmt{
-						dst.Set(get(o), src.At(get(a))), kern.Let(a, kern.Add(get(a), i64(1)))}, Else: []kern.Stmt{
-						dst.Set(get(o), src.At(get(z))), kern.Let(z, kern.Add(get(z), i64(1)))}},
-					kern.Let(o, kern.Add(get(o), i64(1))),
-				}},
-			kern.Let(lo, get(end)),
-		}},
-		kern.Lane(i, i64(n), src.Set(get(i), dst.At(get(i)))),
-		kern.Let(w, kern.Mul(get(w), i64(2))),
-	}})
-	at := kern.Add(row, get(i))
-	b.Do(kern.Lane(i, i64(n), p.Set(at, src.At(get(i))), y.Set(at, key(get(i)))))
-	return b.K
-}
-
-// emitGather and emitScatter move rows by index.
-func emitGather(rows, n, c int64) *kern.Kernel {
-	b := kern.NewBuilder("gather", rows)
-	idx, x, y := b.In("idx", dtype.I32, rows), b.In("x", dtype.F16, n*c), b.Out("y", dtype.F16, rows*c)
-	i, r := iv("i"), iv("r")
-	b.Do(kern.Let(r, kern.Convert(kern.Rem(kern.Bitcast(idx.At(b.TileIndex()), dtype.U32), kern.U32(uint32(n))), dtype.I64)))
-	in := kern.Lt(get(i), i64(c-3))
-	b.Do(kern.Lane(i, i64(c), y.Set(kern.Add(kern.Mul(b.TileIndex(), i64(c)), get(i)),
-		x.AtIf(kern.Add(kern.Mul(get(r), i64(c)), get(i)), in, kern.Float(dtype.F16, 2)))))
-	return b.K
-}
-
-func emitScatter(n, c int64) *kern.Kernel {
-	b := kern.NewBuilder("transpose-scatter", 1)
-	x, y := b.In("x", dtype.F32, n*c), b.Out("y", dtype.F32, n*c)
-	i, r := iv("i"), iv("r")
-	b.Do(kern.Range(r, i64(n), kern.Lane(i, i64(c),
-		y.SetIf(kern.Add(kern.Mul(get(i), i64(n)), get(r)), x.At(kern.Add(kern.Mul(get(r), i64(c)), get(i))),
-			kern.Ne(kern.Rem(get(i), i64(3)), i64(1))))))
-	return b.K
-}
-
-// emitRandom stores random words at columns that are, and are not, one block.
-func emitRandom(rows, c int64) *kern.Kernel {
-	b := kern.NewBuilder("random", rows)
-	key, y, z := b.In("key", dtype.U32, 4), b.Out("y", dtype.U32, rows*c), b.Out("z", dtype.U32, rows*c)
-	w := kern.LoadKey(key)
-	i := iv("i")
-	at := kern.Add(kern.Mul(b.TileIndex(), i64(c)), get(i))
-	block := kern.Mul(b.TileIndex(), i64(1<<33))
-	b.Do(kern.Lane(i, i64(c),
-		y.Set(at, kern.Random(w, 0xfffffff0, block, kern.Add(kern.Mul(b.TileIndex(), i64(64)), get(i)))),
-		z.Set(at, kern.Xor(kern.Random(w, 5, block, kern.Add(get(i), i64(7))),
-			kern.Philox(2, [4]*kern.Expr{kern.Convert(get(i), dtype.U32), kern.U32(1), w.Step, w.Micro}, [2]*kern.Expr{w.SeedLo, w.SeedHi})))))
-	return b.K
-}
-
-// emitPrograms are the hand-written row programs.
-func emitPrograms() []*kern.Kernel {
-	ks := []*kern.Kernel{
-		emitLayerNorm(4, 384), emitLayerNorm(3, 77), emitLayerNorm(2, 1),
-		emitMatmul(3, 17, 64), emitMatmul(2, 5, 131), emitMatmul(2, 0, 20), emitMatmul(5, 9, 7),
-		emitMergeSort(3, 100), emitMergeSort(1, 1),
-		emitGather(5, 7, 40), emitScatter(9, 70), emitRandom(3, 200), emitRandom(2, 30),
-	}
-	for _, c := range []int64{1, 5, 16, 63, 64, 65, 100, 128, 200, 384, 1000} {
-		ks = append(ks, emitSoftmax(3, c, 0), emitSoftmax(2, c, 0.2))
-	}
-	return ks
-}
-
 func TestRowProgramsEqualInterpreter(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	var cases []emitCase
-	for _, k := range emitPrograms() {
+	for _, k := range samples.Programs() {
 		cases = append(cases, emitCaseOf(k, r))
 	}
 	emitDifferential(t, cases)
@@ -389,7 +239,7 @@ func TestElementaryFunctionsEqualInterpreter(t *testing.T) {
 	var cases []emitCase
 	for name, f := range fs {
 		for _, typ := range []dtype.Type{dtype.F32, dtype.F64} {
-			cases = append(cases, emitCaseOf(emitMap(name, 1100, typ, f), r))
+			cases = append(cases, emitCaseOf(samples.Map(name, 1100, typ, f), r))
 		}
 	}
 	emitDifferential(t, cases)
@@ -420,13 +270,13 @@ func TestCompileIsDeterministic(t *testing.T) {
 	var first [][]byte
 	for range 2 {
 		u := NewUnit(V4)
-		for _, k := range emitPrograms() {
+		for _, k := range samples.Programs() {
 			_, err := u.Kernel(k)
 			require.NoError(t, err)
 		}
-		a, err := u.Kernel(emitPrograms()[0])
+		a, err := u.Kernel(samples.Programs()[0])
 		require.NoError(t, err)
-		renamed := emitPrograms()[0]
+		renamed := samples.Programs()[0]
 		renamed.Name = "other"
 		again, err := u.Kernel(renamed)
 		require.NoError(t, err)

@@ -19,6 +19,8 @@ type Func struct {
 	Params []kern.Param
 	Width  int // lanes of a vector of 32-bit values: what strips are cut into
 
+	Device Device // nil on the CPU
+
 	entry *ir.Block     // where allocas go
 	ptrs  []value.Value // typed pointers, one per parameter
 
@@ -30,6 +32,17 @@ type Func struct {
 	bound map[*kern.Var]operand // variables with a known value
 
 	lane lane // the strip around
+}
+
+// Device takes over what differs where a tile is run by many threads: each of them
+// runs the tile's scalar statements, and they share a strip's lanes.
+type Device interface {
+	// Store emits put, a store outside of a strip, so that it happens once.
+	Store(f *Func, put func())
+	// Strip emits a strip, by Thread.
+	Strip(f *Func, s *kern.Strip)
+	// Local is a typed pointer to a new local array.
+	Local(f *Func, l *kern.Local) value.Value
 }
 
 // slot is a variable's place on the stack.
@@ -47,6 +60,7 @@ type lane struct {
 	hoisted map[*kern.Expr]operand      // values that no lane changes
 	random  map[*kern.Expr]*randomBlock // words of the current block of 64
 	offset  value.Value                 // i64, of lane 0 in its block of 64
+	thread  bool                        // one lane, run by one of a device's threads
 }
 
 // NewFunc prepares emission into f. entry is f's first block (allocas and pointer
@@ -57,9 +71,16 @@ func NewFunc(m *Module, f *ir.Func, entry, at *ir.Block, params []kern.Param, pt
 	fn := &Func{Mod: m, F: f, Block: at, Params: params, Width: width, entry: entry, scratch: scratch, scratchUsed: used,
 		locals: map[*kern.Local]value.Value{}, slots: map[*kern.Var]*slot{}, bound: map[*kern.Var]operand{}, lane: lane{w: 1}}
 	for i, p := range ptrs {
-		fn.ptrs = append(fn.ptrs, entry.NewBitCast(p, types.NewPointer(Mem(params[i].DType))))
+		fn.ptrs = append(fn.ptrs, entry.NewBitCast(p, pointerLike(p, Mem(params[i].DType))))
 	}
 	return fn
+}
+
+// pointerLike is the type of pointers to t in p's address space.
+func pointerLike(p value.Value, t types.Type) types.Type {
+	q := types.NewPointer(t)
+	q.AddrSpace = p.Type().(*types.PointerType).AddrSpace
+	return q
 }
 
 // Bind gives a variable a value that holds from here on.
@@ -71,6 +92,13 @@ func (f *Func) Bind(v *kern.Var, x value.Value) {
 	}
 	f.bound[v] = operand{t: v.DType, v: x}
 }
+
+// Entry is the block where allocas and addresses of arrays go.
+func (f *Func) Entry() *ir.Block { return f.entry }
+
+// ToMem and FromMem convert between a value in a register and in memory (bool).
+func (f *Func) ToMem(t dtype.Type, x value.Value) value.Value   { return f.toMem(t, x) }
+func (f *Func) FromMem(t dtype.Type, x value.Value) value.Value { return f.fromMem(t, x) }
 
 // ScratchUsed is the number of scratch bytes that local arrays reach up to.
 func (f *Func) ScratchUsed() int64 { return f.scratchUsed }
@@ -140,6 +168,10 @@ func (f *Func) setScalar(v *kern.Var, x value.Value) {
 func (f *Func) localPtr(l *kern.Local) value.Value {
 	if p := f.locals[l]; p != nil {
 		return p
+	}
+	if f.Device != nil {
+		f.locals[l] = f.Device.Local(f, l)
+		return f.locals[l]
 	}
 	at := (f.scratchUsed + 63) &^ 63
 	f.scratchUsed = at + l.Len*l.DType.Size()

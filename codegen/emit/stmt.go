@@ -35,6 +35,10 @@ func (f *Func) stmt(s kern.Stmt) {
 	case *kern.If:
 		f.branch(s)
 	case *kern.Strip:
+		if f.Device != nil {
+			f.Device.Strip(f, s)
+			return
+		}
 		f.strip(s)
 	default:
 		panic(fmt.Sprintf("BUG: statement %T", s))
@@ -121,10 +125,14 @@ func (f *Func) store(p value.Value, t dtype.Type, n int64, index, val, cond *ker
 			st := f.Block.NewStore(f.toMem(t, x.s), f.elemPtr(p, t, idx.s))
 			st.Align = ir.Align(size)
 		}
-		if c == nil {
-			put()
+		if c != nil {
+			one := put
+			put = func() { f.When(c.s, one) }
+		}
+		if f.Device != nil && !f.lane.thread {
+			f.Device.Store(f, put)
 		} else {
-			f.When(c.s, put)
+			put()
 		}
 		return
 	}
@@ -396,6 +404,30 @@ func weight(stmts []kern.Stmt, reds []kern.Red, limit int) int {
 	new(analysis).roots(stmts, reds, func(e *kern.Expr, _ bool) { count(e) })
 	return n
 }
+
+// Thread emits a strip's body for the one lane i, run by one of a device's threads,
+// and gives the values of its reductions.
+func (f *Func) Thread(s *kern.Strip, i value.Value) []value.Value {
+	f.dropLanes()
+	f.lane.thread = true
+	f.bound[s.Var] = operand{t: dtype.I64, s: i}
+	f.Body(s.Body)
+	memo := values{}
+	var out []value.Value
+	for _, r := range s.Reds {
+		out = append(out, f.eval(r.Value, memo).s)
+	}
+	delete(f.bound, s.Var)
+	f.lane.thread = false
+	return out
+}
+
+// Eval is the value of an expression outside of strips.
+func (f *Func) Eval(e *kern.Expr) value.Value { return f.eval(e, values{}).s }
+
+// Join is one step of a reduction, Set what gives its variable the result.
+func (f *Func) Join(r kern.Red, x, y value.Value) value.Value { return f.join(r, x, y) }
+func (f *Func) Set(v *kern.Var, x value.Value)                { f.setScalar(v, x) }
 
 // reduction is one reduction of a strip: 64 partials, in memory or, in the
 // unrolled loop, in variables of one vector each.
