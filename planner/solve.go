@@ -108,6 +108,8 @@ type search struct {
 	lower  int64
 	proof  string
 	steps  int64
+	kin    *kin
+	swept  sweepResult
 }
 
 func newSearch(ctx context.Context, p *Problem, opt Options) *search {
@@ -208,9 +210,60 @@ func (s *search) attempt() {
 			s.offer(s.greedy(o, s.opt.Budget, v), v.name)
 		}
 	}
+	s.bound()
+	s.guided()
 	if s.best == nil {
 		// Greedy is not monotone in the budget: a smaller one may work.
 		s.offer(s.smallest(), "min-budget")
+	}
+}
+
+// bound raises the lower bound by cuts.
+func (s *search) bound() {
+	if s.kin == nil {
+		s.kin = newKin(s.m)
+	}
+	_, _, ok := s.sim.run(s.orders[len(s.orders)-1])
+	if !ok {
+		return
+	}
+	s.swept = sweep(s.m, s.kin, s.orders[len(s.orders)-1], s.sim.mem, s.opt.Budget, 60, s.stopped)
+	if l := s.m.base + s.swept.lower; l > s.lower {
+		s.lower, s.proof = l, ProofCut
+	}
+}
+
+// guided lets greedy keep what the best cut keeps.
+func (s *search) guided() {
+	r := &s.swept
+	if r.cut == nil || !r.best.fits {
+		return
+	}
+	keep := make([]bool, len(s.m.size))
+	weight := make([]float64, len(s.m.size))
+	for _, pt := range []cutPoint{r.best.under, r.best.over} {
+		if _, ok := r.cut.at(pt.p); !ok {
+			continue
+		}
+		r.cut.kept(keep)
+		for _, w := range []float64{2, 5, 20, 100, 1e5} {
+			for u := range weight {
+				weight[u] = 1
+				if keep[u] {
+					weight[u] = w
+				}
+			}
+			for _, o := range s.orders {
+				for _, v := range greedyVariants {
+					if s.stopped() && s.best != nil {
+						return
+					}
+					g := newGreedy(s.m, o)
+					g.sizeP, g.distP, g.weight = v.sizeP, v.distP, weight
+					s.offer(g.run(s.opt.Budget), "guided-"+v.name)
+				}
+			}
+		}
 	}
 }
 
