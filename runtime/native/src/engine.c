@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
+#include <xmmintrin.h>
 
 #include "rp.h"
 
@@ -46,8 +47,14 @@ static int64_t load_index(const char *p, int bytes) {
     return narrow;
 }
 
+/* To nearest, denormals kept, no traps: the arithmetic of a model must not depend on what a
+ * caller of the library has set for its own (and its threads inherit). */
+enum { STANDARD_ARITHMETIC = 0x1f80 };
+
 static void walk_program(void *context, int worker, int workers) {
     const walk *w = context;
+    unsigned callers = _mm_getcsr();
+    _mm_setcsr(STANDARD_ARITHMETIC);
     char *scratch = w->g->scratch.base + (int64_t)worker * RP_SCRATCH_BYTES;
     rp_profile *last = NULL, *profile = worker == 0 ? w->profile : NULL;
     int64_t mark = profile != NULL ? rp_now_ns() : 0;
@@ -89,6 +96,7 @@ static void walk_program(void *context, int worker, int workers) {
         }
         }
     }
+    _mm_setcsr(callers);
 }
 
 static void run_program(rp_engine *g, const rp_program *program, char **args, rp_profile *profile) {

@@ -12,17 +12,17 @@
 
 #include "rp.h"
 
-/* Spins before parking: some 40 cycles each, a few µs in all. A barrier between two
- * launches of equal work is over by then; longer waits should not burn a core that
- * somebody else could use. */
-enum { SPINS = 300 };
+/* How long a worker spins before it parks: about what parking and being woken costs (most
+ * where a halted virtual CPU must be started), so that waiting never costs more than twice
+ * the better of the two. Longer waits should not burn a core that somebody else could use. */
+enum { SPIN_NS = 50000, SPINS_PER_LOOK = 32 };
 
 struct rp_pool {
     _Alignas(64) atomic_uint arrived;
     _Alignas(64) atomic_uint generation; /* of the barrier; what sleepers wait on */
     atomic_uint sleepers;
     _Alignas(64) atomic_int workers; /* changes only when a start fails */
-    int spins;
+    bool spin; /* every worker can have a CPU of its own */
     bool quit;
     rp_job *job;
     void *context;
@@ -32,6 +32,18 @@ struct rp_pool {
         int worker;
     } *starts;
 };
+
+/* Whether the barrier was over in time. */
+static bool spin(rp_pool *p, unsigned generation) {
+    int64_t end = rp_now_ns() + SPIN_NS;
+    do {
+        for (int i = 0; i < SPINS_PER_LOOK; i++) {
+            if (atomic_load_explicit(&p->generation, memory_order_acquire) != generation) return true;
+            __builtin_ia32_pause();
+        }
+    } while (rp_now_ns() < end);
+    return false;
+}
 
 void rp_pool_barrier(rp_pool *p) {
     if (p->workers == 1) return;
@@ -43,10 +55,7 @@ void rp_pool_barrier(rp_pool *p) {
             syscall(SYS_futex, &p->generation, FUTEX_WAKE_PRIVATE, p->workers, NULL, NULL, 0);
         return;
     }
-    for (int i = 0; i < p->spins; i++) {
-        if (atomic_load_explicit(&p->generation, memory_order_acquire) != generation) return;
-        __builtin_ia32_pause();
-    }
+    if (p->spin && spin(p, generation)) return;
     /* A sleeper counts itself before the kernel compares the generation, and the last to
      * arrive reads the count after it has changed the generation: none sleeps through. */
     atomic_fetch_add(&p->sleepers, 1);
@@ -97,7 +106,7 @@ int rp_pool_create(rp_pool **out, int workers, rp_error *e) {
     if (p == NULL || p->threads == NULL || p->starts == NULL)
         return rp_fail(e, REPRISE_MEMORY, NULL, "no memory for %d threads", workers); /* nothing is freed: the process is at its end */
     p->workers = workers;
-    p->spins = workers <= rp_cpu_count() ? SPINS : 0;
+    p->spin = workers <= rp_cpu_count();
     /* Signals belong to the thread that runs main. */
     sigset_t all, old;
     sigfillset(&all);
