@@ -17,12 +17,15 @@ import (
 // EmitContract adds a kernel for c to m under the given symbol and tells how to launch
 // it. Its arguments are A, B, then C where c has no epilogue, then c.Params.
 // Micro-kernels and packing routines are shared with other contractions of the module
-// (and, being linkonce_odr, of the program). The error says what has no packed kernel:
+// (and, being linkonce_odr, of the program). An empty C needs no launch. The error says what has no packed kernel:
 // integer contractions are loops in kern.
 func EmitContract(m *ir.Module, c *kern.Contract, t Target, symbol string) ([]Launch, error) {
 	p, err := contractMakePlan(c, t)
 	if err != nil {
 		return nil, err
+	}
+	if p.batches*c.M.Size*c.N.Size == 0 {
+		return nil, nil // nothing to compute
 	}
 	if err := (&contractEmitter{contractPlan: p, m: m}).emit(symbol); err != nil {
 		return nil, err
@@ -242,7 +245,9 @@ func (k *contractEmitter) tile(t, kb, curA, curB value.Value) []value.Value {
 		} else {
 			packA()
 		}
-		if k.keepB || k.kOuter {
+		if k.stream {
+			b = srcB
+		} else if k.keepB || k.kOuter {
 			k.when(needB, packB)
 		} else {
 			packB()
@@ -353,9 +358,21 @@ func (k *contractEmitter) macro(kb, kc, a, b, batch, offC, p0, p1, g0, g1, row0,
 			cp = k.block
 		}
 		isTall := k.cur.NewICmp(enum.IPredSLT, p, contractInt(k.tall))
-		call := func(g value.Value, vectors int64) {
+		call := func(g value.Value, vectors int64, edge bool) {
 			rel := k.sub(g, g0)
 			bp := k.gep(k.form.elem(), b, k.times(rel, k.nv*k.psB))
+			ldk, ldv, stream := k.lanes, k.psB, false
+			if k.stream {
+				bp = k.gep(k.form.elem(), b, k.times(rel, k.nv*k.lanes))
+				if edge && k.cols.Size%k.lanes != 0 {
+					// Whole vectors would read past the row's end.
+					k.pack(1, &k.b, k.areaB, bp, contractInt(0), kc, contractInt(k.lanes),
+						contractInt(k.cols.Size-(k.groups-1)*k.nv*k.lanes), k.psB)
+					bp = k.areaB
+				} else {
+					ldk, ldv, stream = k.b.k[0], k.lanes, true
+				}
+			}
 			c := k.gep(at, cp, k.times(rel, k.nv*k.lanes))
 			n := value.Value(contractInt(vectors * k.lanes))
 			if k.direct {
@@ -363,8 +380,8 @@ func (k *contractEmitter) macro(kb, kc, a, b, batch, offC, p0, p1, g0, g1, row0,
 			}
 			mk := func(h int64) func() {
 				return func() {
-					f := contractMicro(k.m, k.t, k.form, int(h), int(vectors))
-					k.cur.NewCall(f, steps, ap, bp, contractInt(k.lanes), contractInt(k.psB), c, contractInt(ldc), n, load)
+					f := contractMicro(k.m, k.t, k.form, int(h), int(vectors), stream)
+					k.cur.NewCall(f, steps, ap, bp, contractInt(ldk), contractInt(ldv), c, contractInt(ldc), n, load)
 				}
 			}
 			if k.tall > 0 {
@@ -380,13 +397,13 @@ func (k *contractEmitter) macro(kb, kc, a, b, batch, offC, p0, p1, g0, g1, row0,
 		}
 		if whole > 0 {
 			k.loop(g0, k.min(g1, contractInt(whole)), 1, nil, func(g value.Value, _ []value.Value) []value.Value {
-				call(g, k.nv)
+				call(g, k.nv, false)
 				return nil
 			})
 		}
 		if k.rem > 0 {
 			k.when(k.cur.NewICmp(enum.IPredEQ, g1, contractInt(k.groups)), func() {
-				call(contractInt(k.groups-1), k.rem)
+				call(contractInt(k.groups-1), k.rem, true)
 			})
 		}
 		k.mxcsr(k.strict)

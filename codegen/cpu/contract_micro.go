@@ -84,9 +84,12 @@ const contractUnroll = 4
 // C[r][v·L+l] = chain over k = 0 … kc-1 of fma(A[k·rows+r], B[k·ldk + v·ldv + l], ·),
 // started from the stored C where load ≠ 0, else from +0. Packed elements; strides
 // count elements. n is the number of valid columns: columns ≥ n are computed but
-// neither read nor written in C.
-func contractMicro(m *ir.Module, t Target, form contractForm, rows, vectors int) *ir.Func {
+// neither read nor written in C. stream: B comes from memory, ask for it in advance.
+func contractMicro(m *ir.Module, t Target, form contractForm, rows, vectors int, stream bool) *ir.Func {
 	name := fmt.Sprintf("rp_mk_%s_%s_%dx%d", form, [...]string{"v3", "v4", "v4b"}[t], rows, vectors)
+	if stream {
+		name += "s"
+	}
 	if f := contractFind(m, name); f != nil {
 		return f
 	}
@@ -163,6 +166,9 @@ func contractMicro(m *ir.Module, t Target, form contractForm, rows, vectors int)
 				p = e.gep(et, b, e.mul(ldv, contractInt(int64(v))))
 			}
 			bs[v] = e.load(ev, p, al)
+			if stream {
+				e.prefetch(e.gep(et, p, e.mul(ldk, contractInt(contractAhead))))
+			}
 		}
 		out := make([]value.Value, len(acc))
 		for r := range rows {

@@ -51,6 +51,7 @@ type contractPlan struct {
 	tilesN       int64
 	colsOuter    bool // tile order: columns outer (B stays packed), else rows outer
 	keepA, keepB bool // all K blocks of the operand's block stay in scratch
+	stream       bool // B is used once or twice: read it where it lies, pack only a ragged edge
 	kOuter       bool // K blocks outermost, over all tiles of a range, C holding the partial sums
 	direct       bool // the micro-kernel works on C itself
 	psA, psB     int64
@@ -130,6 +131,9 @@ func contractMakePlan(c *kern.Contract, t Target) (*contractPlan, error) {
 	}
 	p.a, p.b = a, b
 	p.direct = direct && (p.cols.StrideC == 1 || p.cols.Size == 1)
+	if p.batches*c.M.Size*c.N.Size == 0 {
+		return p, nil
+	}
 	p.split()
 	if err := p.choose(); err != nil {
 		return nil, err
@@ -213,6 +217,9 @@ func (p *contractPlan) candidates(visit func(*contractPlan)) {
 	// Strips of an epilogue begin at multiples of kern.Lanes.
 	unit := max(1, kern.Lanes/(p.nv*p.lanes))
 	units := contractCeilDiv(p.groups, unit)
+	if p.canStream() && p.streams(unit, units, visit) {
+		return
+	}
 	lastKC := int64(0)
 	for _, target := range []int64{1536, 1024, 768, 640, 512, 384, 320, 256, 192} {
 		nk := max(1, contractCeilDiv(p.k, target))
@@ -251,6 +258,33 @@ func (p *contractPlan) candidates(visit func(*contractPlan)) {
 	}
 }
 
+// canStream tells whether B can be read in place and is used too little to be packed.
+func (p *contractPlan) canStream() bool {
+	same := p.b.dt == dtype.F32 && p.form == contractF32 || p.b.dt == dtype.F64 && p.form == contractF64
+	return same && p.b.path == contractPathW && len(p.b.k) == 1 && p.panels <= 2
+}
+
+// streams visits the plans that read B in place; false: none fits.
+func (p *contractPlan) streams(unit, units int64, visit func(*contractPlan)) bool {
+	found := false
+	for _, tn := range contractCuts(units) {
+		q := *p
+		q.stream, q.kc, q.nk, q.tilesM, q.tilesN = true, contractRoundUp(max(1, p.k), 4), 1, 1, tn
+		q.colsOuter, q.keepA, q.keepB = true, true, true
+		if q.cols.Size%q.lanes != 0 && q.rem == 0 {
+			q.rem = q.nv // the last group has the ragged edge
+		}
+		q.layout(unit)
+		if q.bytes > contractScratch {
+			continue
+		}
+		q.cost = q.estimate(unit)
+		found = true
+		visit(&q)
+	}
+	return found
+}
+
 // contractCuts lists sensible numbers of tiles for n units.
 func contractCuts(n int64) []int64 {
 	var out []int64
@@ -285,6 +319,9 @@ func (p *contractPlan) layout(unit int64) {
 	maxPanels := contractCeilDiv(p.panels, p.tilesM)
 	maxVecs := contractCeilDiv(contractCeilDiv(p.groups, unit), p.tilesN) * unit * p.nv
 	p.slotA, p.slotB = maxPanels*p.psA, maxVecs*p.psB
+	if p.stream {
+		p.slotB = p.rem * p.psB
+	}
 	size := p.form.size()
 	slots := func(keep bool) int64 {
 		if keep {
@@ -348,6 +385,12 @@ func (p *contractPlan) estimate(unit int64) float64 {
 		return elems * (first + later*(times-1))
 	}
 	pack := bt * (per(p.a, m*k, timesA) + per(p.b, n*k, timesB))
+	if p.stream {
+		pack = bt * per(p.a, m*k, timesA)
+		if n/float64(p.tilesN)*k*size > 512<<10 && p.panels > 1 {
+			pack += bt * n * k * 0.5
+		}
+	}
 	spill := 0.0
 	if p.direct {
 		passes := float64(2*p.nk - 1)
