@@ -577,14 +577,14 @@ func arithmeticRows() []*ir.OpDef {
 					return x[0]
 				}
 				return x[1]
-			}), extremeVJP),
+			}), extremeVJP("gt")),
 		binaryRow("min", "a where a < b or a is NaN, else b. The derivative is shared equally at a tie.", plain, 1,
 			fn2(min32, min64, boolMin).withInt(func(d dtype.Type, x []int64) int64 {
 				if less(d, x[0], x[1]) {
 					return x[0]
 				}
 				return x[1]
-			}), extremeVJP),
+			}), extremeVJP("lt")),
 		binaryRow("atan2", "The angle of the point (b, a), in (-π, π].", floats, 30,
 			fn2(scalar.Atan2_32, scalar.Atan2_64, kern.Atan2),
 			func(b *ir.Builder, x, z, _, dy *ir.Value) (*ir.Value, *ir.Value) {
@@ -608,11 +608,16 @@ func boolMin(a, b *kern.Expr) *kern.Expr {
 	return kern.Min(a, b)
 }
 
-// extremeVJP gives dy to the operand that was taken, half to each at a tie.
-func extremeVJP(b *ir.Builder, x, z, y, dy *ir.Value) (*ir.Value, *ir.Value) {
-	zero := full(b, dy.Type, 0)
-	share := choose(b, compare(b, "eq", x, z), times(b, dy, 0.5), dy)
-	return choose(b, compare(b, "eq", x, y), share, zero), choose(b, compare(b, "eq", z, y), share, zero)
+// extremeVJP gives dy to the operand that was taken, the one that compares so to the
+// other, and half to each at a tie.
+func extremeVJP(dir string) func(b *ir.Builder, x, z, y, dy *ir.Value) (*ir.Value, *ir.Value) {
+	return func(b *ir.Builder, x, z, _, dy *ir.Value) (*ir.Value, *ir.Value) {
+		zero, half, tie := full(b, dy.Type, 0), times(b, dy, 0.5), compare(b, "eq", x, z)
+		share := func(p, q *ir.Value) *ir.Value {
+			return choose(b, compare(b, dir, p, q), dy, choose(b, tie, half, zero))
+		}
+		return share(x, z), share(z, x)
+	}
 }
 
 // powVJP: da = dy·b·a^(b-1), 0 where b = 0; db = dy·y·log a, 0 where a = 0 ≤ b.

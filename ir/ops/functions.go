@@ -34,7 +34,7 @@ func functionRows() []*ir.OpDef {
 			func(b B, _, y, dy V) V { return div(b, times(b, dy, 0.5), y) }),
 		f("rsqrt", "`1 / sqrt(x)`: two roundings.", 8,
 			fn1(scalar.Rsqrt32, scalar.Rsqrt64, kern.Rsqrt),
-			func(b B, x, y, dy V) V { return div(b, mul(b, times(b, dy, -0.5), y), x) }),
+			func(b B, _, y, dy V) V { return mul(b, mul(b, times(b, dy, -0.5), y), mul(b, y, y)) }),
 		f("cbrt", "The cube root.", 30, fn1(scalar.Cbrt32, scalar.Cbrt64, kern.Cbrt),
 			func(b B, _, y, dy V) V { return div(b, dy, times(b, mul(b, y, y), 3)) }),
 		f("sin", "The sine.", 30, fn1(scalar.Sin32, scalar.Sin64, kern.Sin),

@@ -446,12 +446,14 @@ func geluRow() *ir.OpDef {
 }
 
 func reluRow() *ir.OpDef {
-	return activation("relu", "`max(x, 0)`; its derivative at 0 is 0.", 1, nil, nil,
-		func(b *ir.Builder, _ *ir.Op, x *ir.Value) *ir.Value { return call2(b, "max", x, full(b, x.Type, 0)) },
-		func(b *ir.Builder, _ *ir.Op, x, dy *ir.Value) *ir.Value {
-			zero := full(b, x.Type, 0)
-			return choose(b, compare(b, "gt", x, zero), dy, zero)
-		})
+	d := activation("relu", "`max(x, 0)`; its derivative at 0 is 0.", 1, nil, nil,
+		func(b *ir.Builder, _ *ir.Op, x *ir.Value) *ir.Value { return call2(b, "max", x, full(b, x.Type, 0)) }, nil)
+	// By the result, which what follows reads anyway, so that x need not live.
+	d.VJP = floatGrad(func(b *ir.Builder, op *ir.Op, dy *ir.Value) []*ir.Value {
+		y, zero := op.Results[0], full(b, dy.Type, 0)
+		return []*ir.Value{choose(b, compare(b, "gt", y, zero), dy, zero)}
+	})
+	return d
 }
 
 func siluRow() *ir.OpDef {
