@@ -447,7 +447,7 @@ func TestContractEpilogue(t *testing.T) {
 
 func TestContractEmpty(t *testing.T) {
 	c := &kern.Contract{Name: "none", A: dtype.F32, B: dtype.F32, Acc: dtype.F32, Out: dtype.F32,
-		M: kern.Axis{Size: 0, StrideA: 2, StrideC: 2}, N: kern.Axis{Size: 2, StrideB: 1, StrideC: 1}, K: []kern.Axis{{Size: 2, StrideA: 1, StrideB: 2}}}
+		M: kern.Axis{Size: 0, StrideA: 2, StrideC: 2}, N: kern.Axis{Size: 2, StrideB: 1, StrideC: 1}, K: []kern.Axis{{Size: 2, StrideA: 1, StrideB: 2}}, LenC: 6}
 	l, err := EmitContract(ir.NewModule(), c, V3, "x")
 	require.NoError(t, err)
 	require.Empty(t, l)
