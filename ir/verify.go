@@ -20,7 +20,7 @@ import (
 //	V5 results of a function have distinct names; a new value of a state parameter has its type
 //	V6 a clone has the op, the attributes and the result types of its original, which stands before it in
 //	   the same block and is no clone itself; an op with an effect has no clone
-//	V7 no two originals share a random op id, unless the later is a derivative
+//	V7 no two originals share a random op id, unless the later is a derivative, or a turn of an unrolled loop
 func Verify(m *Module) error {
 	seen := map[string]bool{}
 	rng := map[int64]*Op{}
@@ -163,7 +163,7 @@ func (v *verifier) identity(op *Op) error {
 		return nil
 	}
 	id := op.Attrs.Int("rng")
-	if id == 0 || slices.Contains(op.Loc.Prov, "vjp") || insideClone(op) {
+	if id == 0 || isCopy(op.Loc) || insideClone(op) {
 		return nil
 	}
 	if first := v.rng[id]; first != nil {
@@ -171,6 +171,12 @@ func (v *verifier) identity(op *Op) error {
 	}
 	v.rng[id] = op
 	return nil
+}
+
+// isCopy reports whether an op was written from another by differentiation, inlining or
+// unrolling: it then shares the other's random op id, on purpose.
+func isCopy(l Loc) bool {
+	return slices.ContainsFunc(l.Prov, func(p string) bool { return p == "vjp" || p == "inline" || p == "unroll" })
 }
 
 func insideClone(op *Op) bool {
