@@ -123,11 +123,15 @@ func (p *printer) stmt(s Stmt) {
 		}
 	case *Strip:
 		x := p.exprs(s.N)
-		p.block(fmt.Sprintf("strip %s < %s", p.variable(s.Var), x[0]), s.Body)
+		p.line("strip %s < %s {", p.variable(s.Var), x[0])
+		p.depth++
+		p.body(s.Body)
 		for _, r := range s.Reds {
 			x := p.exprs(r.Value)
-			p.line("  reduce %s = %v %s", p.variable(r.Var), r.Kind, x[0])
+			p.line("reduce %s = %v %s", p.variable(r.Var), r.Kind, x[0])
 		}
+		p.depth--
+		p.line("}")
 	}
 }
 
