@@ -198,8 +198,8 @@ func TestHostileNames(t *testing.T) {
 // TestSanitized runs the driver under the sanitizers of the compiler.
 func TestSanitized(t *testing.T) {
 	for _, c := range []struct{ name, flags string }{
-		{"address and undefined", "-fsanitize=address,undefined -fno-sanitize-recover=all -g"},
-		{"thread", "-fsanitize=thread -g"},
+		{"address and undefined", "-fsanitize=address,undefined -fno-sanitize-recover=all -g -O0"},
+		{"thread", "-fsanitize=thread -g -O0"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -33,6 +33,7 @@ func TestValidate(t *testing.T) {
 		{"feed", func(m *exe.Model) { m.Values[5].Feed = "gamma" }, `input "x": unknown feed "gamma"`},
 		{"feed bound", func(m *exe.Model) { m.Values[5].Feed = "uniform_int:0" }, `input "x": feed "uniform_int:0": want a bound from 1 to 2^32`},
 		{"feed of state", func(m *exe.Model) { m.Values[0].Feed = "normal" }, `param "w": only inputs have a feed`},
+		{"feed's type", func(m *exe.Model) { m.Values[5].Feed = "tokens" }, `input "x": feed "tokens" wants an integer type that holds 255, not f32`},
 		{"batch axes", func(m *exe.Model) { m.Values[5].BatchAxes = 3 }, `input "x": 3 batch axes of 2`},
 		{"key's type", func(m *exe.Model) { m.Values[3].DType, m.Values[3].Bytes = dtype.I64, 8 }, `key "key" is i64[]`},
 		{"arena too large", func(m *exe.Model) { m.ArenaBytes += 64 }, `arena of 6672 bytes, of which no more than 6608 are ever touched`},
@@ -54,6 +55,11 @@ func TestValidate(t *testing.T) {
 			require.ErrorContains(t, m.Validate(), c.want)
 		})
 	}
+	t.Run("feed does not fit its type", func(t *testing.T) {
+		m := fixture.LM(":2147483648")
+		require.NoError(t, m.Validate())
+		require.ErrorContains(t, fixture.LM(":2147483649").Validate(), `feed "tokens:2147483649" wants an integer type that holds 2147483648, not i32`)
+	})
 	t.Run("jump's target does not wait", func(t *testing.T) {
 		m := fixture.Control()
 		m.Step[2].Wait = false

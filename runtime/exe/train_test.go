@@ -320,13 +320,26 @@ func TestTrain(t *testing.T) {
 		require.Equal(t, 1, cmd.ProcessState.ExitCode())
 	})
 
-	t.Run("out of memory", func(t *testing.T) {
+	t.Run("out of address space", func(t *testing.T) {
 		p := toy.at(t)
-		r := p.exec(exec.Command("sh", "-c", "ulimit -v 4000; exec "+p.path+" --threads 16"))
-		require.Equal(t, 1, r.status)
-		require.Contains(t, r.stderr, "toy: error: cannot ")
-		require.Contains(t, r.stderr, "hint: ")
+		for limit, want := range map[string]string{
+			"8000":  `cannot reserve 16777216 bytes of memory: Cannot allocate memory\n  hint: lower --budget, or free address space \(ulimit -v\)`,
+			"60000": `cannot start thread \d+ of 16: Resource temporarily unavailable\n  hint: use fewer --threads, or raise ulimit -u`,
+		} {
+			r := p.exec(exec.Command("sh", "-c", "ulimit -v "+limit+"; ulimit -s 8192; exec "+p.path+" --threads 16"))
+			require.Equal(t, 1, r.status)
+			require.Regexp(t, "^toy: error: "+want+"\n$", r.stderr)
+		}
 	})
+}
+
+// TestMoreMemoryThanThereIs: the error comes before the kernel kills the process.
+func TestMoreMemoryThanThereIs(t *testing.T) {
+	b := fixture.Builder{Model: *fixture.Train()}
+	b.Value(exe.RoleOutput, "huge", dtype.U8, "", 1<<42)
+	r := buildProgram(t, b.Done()).run("--steps", "1")
+	require.Equal(t, 1, r.status)
+	require.Regexp(t, `^toy: error: the arena takes 4398046517760 bytes of memory, \d+ are available\n  hint: compile it with a smaller --budget, or free memory\n$`, r.stderr)
 }
 
 func TestNaNLoss(t *testing.T) {

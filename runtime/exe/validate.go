@@ -29,6 +29,28 @@ func (f feed) cName() string {
 	return "RP_FEED_" + strings.ToUpper(f.kind)
 }
 
+// max is the largest integer of a feed of integers, −1 for others. Bytes, if
+// nothing is said.
+func (f feed) max() int64 {
+	switch f.kind {
+	case "tokens", "targets", "uniform_int":
+		if f.k == 0 {
+			return 255
+		}
+		return f.k - 1
+	}
+	return -1
+}
+
+// maxInt is the largest number of an integer type, or of i64 where that is less.
+func maxInt(t dtype.Type) int64 {
+	bits := t.Size() * 8
+	if t.IsSigned() {
+		bits--
+	}
+	return 1<<min(bits, 63) - 1
+}
+
 func parseFeed(s string) (feed, error) {
 	kind, arg, has := strings.Cut(s, ":")
 	f := feed{kind: kind}
@@ -150,8 +172,11 @@ func (m *Model) validateValues() error {
 		if (f.kind == "normal" || f.kind == "uniform") && !v.DType.IsFloat() {
 			return fmt.Errorf("%s: feed %q wants a floating type, not %s", where, v.Feed, v.DType)
 		}
-		if (f.kind == "tokens" || f.kind == "targets") && (len(v.Shape) == 0 || v.DType == dtype.Bool) {
-			return fmt.Errorf("%s: feed %q wants an array of numbers", where, v.Feed)
+		if (f.kind == "tokens" || f.kind == "targets") && len(v.Shape) == 0 {
+			return fmt.Errorf("%s: feed %q wants an array", where, v.Feed)
+		}
+		if max := f.max(); max >= 0 && (!v.DType.IsInt() || max > maxInt(v.DType)) {
+			return fmt.Errorf("%s: feed %q wants an integer type that holds %d, not %s", where, v.Feed, max, v.DType)
 		}
 		if v.BatchAxes < 0 || v.BatchAxes > len(v.Shape) {
 			return fmt.Errorf("%s: %d batch axes of %d", where, v.BatchAxes, len(v.Shape))

@@ -47,15 +47,23 @@ int64_t rp_resident(const rp_mapping *m) {
     return resident;
 }
 
-/* VmHWM, not getrusage: the latter's maximum is inherited through fork and exec. */
-int64_t rp_peak_rss(void) {
+/* A number of kB in a file of /proc, in bytes; −1 where it is not there. */
+static int64_t proc_kb(const char *path, const char *key) {
     char text[8192];
-    int fd = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return -1;
     ssize_t n = read(fd, text, sizeof text - 1);
     close(fd);
     if (n <= 0) return -1;
     text[n] = 0;
-    const char *line = strstr(text, "VmHWM:");
-    return line == NULL ? -1 : strtoll(line + 6, NULL, 10) * 1024;
+    const char *line = strstr(text, key);
+    return line == NULL ? -1 : strtoll(line + strlen(key), NULL, 10) * 1024;
+}
+
+/* VmHWM, not getrusage: the latter's maximum is inherited through fork and exec. */
+int64_t rp_peak_rss(void) { return proc_kb("/proc/self/status", "VmHWM:"); }
+
+int64_t rp_available_memory(void) {
+    int64_t free = proc_kb("/proc/meminfo", "MemAvailable:"), swap = proc_kb("/proc/meminfo", "SwapFree:");
+    return free < 0 ? -1 : free + (swap < 0 ? 0 : swap);
 }

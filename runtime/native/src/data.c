@@ -204,7 +204,10 @@ int rp_feeder_create(rp_feeder **out, const rp_model *m, const char *data, int n
         f->sources = calloc((size_t)m->nvalues + 1, sizeof *f->sources);
         f->files = calloc((size_t)m->nvalues + 2, sizeof *f->files);
     }
-    if (f == NULL || f->sources == NULL || f->files == NULL) return rp_fail(e, REPRISE_MEMORY, NULL, "no memory");
+    if (f == NULL || f->sources == NULL || f->files == NULL) {
+        rp_feeder_destroy(f);
+        return rp_fail(e, REPRISE_MEMORY, NULL, "no memory");
+    }
     int r = bind_all(f, data, n, names, paths, e);
     if (r != REPRISE_OK) rp_feeder_destroy(f);
     else *out = f;
@@ -257,8 +260,7 @@ static void fill_chain(const source *s, char *to, int64_t row, int64_t window, u
         rp_philox(w, seed, (uint32_t)t, RNG_VALUES, (uint32_t)step, (uint32_t)row);
         x = t == 0 || w[0] % 8 == 0 ? (int64_t)((uint64_t)w[1] * (uint64_t)k >> 32) : (5 * x + 7) % k;
         if (t < shift) continue;
-        if (rp_is_float(s->v->dtype)) rp_store_float(s->v->dtype, to + (t - shift) * size, (double)x);
-        else rp_store_index(s->v->dtype, to + (t - shift) * size, x);
+        rp_store_int(s->v->dtype, to + (t - shift) * size, x);
     }
 }
 
@@ -285,13 +287,8 @@ static void fill_synthetic(const rp_feeder *f, const source *s, char *to, uint64
         for (int64_t i = 0; i < n; i++) {
             uint32_t w[4];
             rp_philox(w, seed, (uint32_t)i, RNG_VALUES, (uint32_t)step, 0x80000000u | input << 8 | (uint32_t)(i >> 32 & 127));
-            if (v->feed == RP_FEED_UNIFORM_INT) {
-                int64_t x = (int64_t)((uint64_t)w[0] * (uint64_t)v->feed_k >> 32);
-                if (rp_is_float(v->dtype)) rp_store_float(v->dtype, to + i * size, (double)x);
-                else rp_store_index(v->dtype, to + i * size, x);
-            } else {
-                rp_store_float(v->dtype, to + i * size, v->feed == RP_FEED_NORMAL ? normal(seed, i, step, input) : (w[0] >> 8) * 0x1p-24);
-            }
+            if (v->feed == RP_FEED_UNIFORM_INT) rp_store_int(v->dtype, to + i * size, (int64_t)((uint64_t)w[0] * (uint64_t)v->feed_k >> 32));
+            else rp_store_float(v->dtype, to + i * size, v->feed == RP_FEED_NORMAL ? normal(seed, i, step, input) : (w[0] >> 8) * 0x1p-24);
         }
     }
 }

@@ -156,7 +156,7 @@ int64_t rp_load_int(int t, const void *p) {
     return x.negative ? -(int64_t)x.magnitude : (int64_t)x.magnitude;
 }
 
-void rp_store_index(int t, void *p, int64_t x) { store_int(t, p, (wide){x < 0, x < 0 ? -(uint64_t)x : (uint64_t)x}); }
+void rp_store_int(int t, void *p, int64_t x) { store_int(t, p, (wide){x < 0, x < 0 ? -(uint64_t)x : (uint64_t)x}); }
 
 bool rp_convertible(int to, int from) {
     return to == from || (rp_is_float(to) && rp_is_float(from)) || (rp_is_int(to) && rp_is_int(from));

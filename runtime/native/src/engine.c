@@ -134,6 +134,13 @@ int rp_engine_create(rp_engine *g, const rp_model *m, void *arena, int threads, 
     if ((uintptr_t)arena % 64 != 0) return rp_fail(e, REPRISE_USAGE, NULL, "the arena must start at a multiple of 64 bytes");
     if ((code = rp_map(&g->scratch, (int64_t)threads * RP_SCRATCH_BYTES, 4096, false, e)) != REPRISE_OK) return code;
     if (arena == NULL) {
+        /* Asked now, because later there is no error: the kernel kills a process that touches
+         * more memory than there is. */
+        int64_t available = rp_available_memory();
+        if (available >= 0 && m->arena_bytes > available) {
+            code = rp_fail(e, REPRISE_MEMORY, "compile it with a smaller --budget, or free memory", "the arena takes %lld bytes of memory, %lld are available", (long long)m->arena_bytes, (long long)available);
+            goto fail;
+        }
         if ((code = rp_map(&g->own, m->arena_bytes, 2 << 20, true, e)) != REPRISE_OK) goto fail;
         g->arena = g->own.base;
     }

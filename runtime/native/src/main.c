@@ -276,7 +276,7 @@ static double loss_of(const rp_engine *g, char bits[17]) {
 }
 
 static void print_loss(double loss) {
-    if (isfinite(loss)) printf("%.9g", loss);
+    if (isfinite(loss)) printf(model->values[model->loss].dtype == RP_F64 ? "%.17g" : "%.9g", loss);
     else printf("null"); /* JSON has no other number for it; loss_bits tells */
 }
 

@@ -21,7 +21,7 @@ struct rp_pool {
     _Alignas(64) atomic_uint arrived;
     _Alignas(64) atomic_uint generation; /* of the barrier; what sleepers wait on */
     atomic_uint sleepers;
-    _Alignas(64) atomic_int workers; /* changes only when a start fails */
+    _Alignas(64) int workers;
     bool spin; /* every worker can have a CPU of its own */
     bool quit;
     rp_job *job;
@@ -45,14 +45,19 @@ static bool spin(rp_pool *p, unsigned generation) {
     return false;
 }
 
+/* Lets go those who wait, all others having arrived. */
+static void release(rp_pool *p) {
+    atomic_store(&p->arrived, 0);
+    atomic_fetch_add(&p->generation, 1);
+    if (atomic_load(&p->sleepers) != 0)
+        syscall(SYS_futex, &p->generation, FUTEX_WAKE_PRIVATE, p->workers, NULL, NULL, 0);
+}
+
 void rp_pool_barrier(rp_pool *p) {
     if (p->workers == 1) return;
     unsigned generation = atomic_load(&p->generation);
     if (atomic_fetch_add(&p->arrived, 1) + 1 == (unsigned)p->workers) {
-        atomic_store(&p->arrived, 0);
-        atomic_store(&p->generation, generation + 1);
-        if (atomic_load(&p->sleepers) != 0)
-            syscall(SYS_futex, &p->generation, FUTEX_WAKE_PRIVATE, p->workers, NULL, NULL, 0);
+        release(p);
         return;
     }
     if (p->spin && spin(p, generation)) return;
@@ -85,11 +90,13 @@ void rp_pool_run(rp_pool *p, rp_job *job, void *context) {
 
 int rp_pool_workers(const rp_pool *p) { return p->workers; }
 
-/* Lets the started threads see quit and joins them; started counts worker 0. */
+/* Lets the started threads see quit and joins them; started counts worker 0. Where it is not
+ * all of them, the barrier would never be full, so they are let go by hand. */
 static void stop(rp_pool *p, int started) {
     p->quit = true;
-    p->workers = started;
-    rp_pool_barrier(p);
+    while (started < p->workers && atomic_load(&p->arrived) != (unsigned)started - 1) sched_yield();
+    if (started < p->workers) release(p);
+    else rp_pool_barrier(p);
     for (int i = 1; i < started; i++) pthread_join(p->threads[i], NULL);
     free(p->threads);
     free(p->starts);
@@ -103,8 +110,11 @@ int rp_pool_create(rp_pool **out, int workers, rp_error *e) {
         p->threads = calloc((size_t)workers, sizeof *p->threads);
         p->starts = calloc((size_t)workers, sizeof *p->starts);
     }
-    if (p == NULL || p->threads == NULL || p->starts == NULL)
-        return rp_fail(e, REPRISE_MEMORY, NULL, "no memory for %d threads", workers); /* nothing is freed: the process is at its end */
+    if (p == NULL || p->threads == NULL || p->starts == NULL) {
+        if (p != NULL) free(p->threads), free(p->starts);
+        free(p);
+        return rp_fail(e, REPRISE_MEMORY, NULL, "no memory for %d threads", workers);
+    }
     p->workers = workers;
     p->spin = workers <= rp_cpu_count();
     /* Signals belong to the thread that runs main. */
@@ -119,7 +129,6 @@ int rp_pool_create(rp_pool **out, int workers, rp_error *e) {
     }
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (error != 0) {
-        /* Threads that already wait at the barrier wait for all workers: shrink its count to theirs. */
         stop(p, i);
         return rp_fail(e, REPRISE_MEMORY, "use fewer --threads, or raise ulimit -u", "cannot start thread %d of %d: %s", i + 1, workers, strerror(error));
     }

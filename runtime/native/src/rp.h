@@ -96,7 +96,7 @@ double rp_load_float(int dtype, const void *p);
 void rp_store_float(int dtype, void *p, double x); /* one rounding, to nearest even */
 
 int64_t rp_load_int(int dtype, const void *p); /* saturates at ±2^63 */
-void rp_store_index(int dtype, void *p, int64_t x);
+void rp_store_int(int dtype, void *p, int64_t x); /* x must fit */
 
 /* Copies n elements, converting between integer types and bool (values must fit) or between
  * floating types (rounded). Returns the index of the first element that does not fit, or n. */
@@ -124,7 +124,8 @@ typedef struct rp_mapping {
 int rp_map(rp_mapping *m, int64_t bytes, int64_t align, bool huge, rp_error *e);
 void rp_unmap(rp_mapping *m);
 int64_t rp_resident(const rp_mapping *m); /* bytes of it in memory now */
-int64_t rp_peak_rss(void);                /* of the process, bytes */
+int64_t rp_peak_rss(void);                /* of the process, bytes; −1: unknown */
+int64_t rp_available_memory(void);        /* what the system could give, bytes; −1: unknown */
 
 /* ---- threads (pool.c) ---- */
 
