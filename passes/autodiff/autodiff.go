@@ -44,7 +44,8 @@ type differ struct {
 	f       *ir.Func
 	t       *ir.Table
 	changed bool
-	loops   map[*ir.Op]*loop // loops that were rewritten to keep their carried values
+	loops   map[*ir.Op]*loop    // loops that were rewritten to keep their carried values
+	kept    map[*ir.Op][][]kept // branches that were rewritten to give out their decisions, by region
 }
 
 // block replaces the gradients of a block, those of its regions first.
@@ -70,7 +71,8 @@ func (d *differ) block(b *ir.Block) error {
 
 // gradient replaces one gradient op g of b.
 func (d *differ) gradient(b *ir.Block, g *ir.Op) error {
-	d.loops = map[*ir.Op]*loop{} // what an earlier gradient kept is an ordinary loop for this one
+	// What an earlier gradient rewrote is an ordinary loop or branch for this one.
+	d.loops, d.kept = map[*ir.Op]*loop{}, map[*ir.Op][][]kept{}
 	if err := d.straighten(b, g, 1); err != nil {
 		return err
 	}

@@ -270,6 +270,38 @@ func controlCases() []gradCase {
 				})
 			})
 		}})
+	// A decision inside of a loop or branch is made once, and read by the way back.
+	route := func(b B, p []V) []V { // the two greatest of w·h, squared, at their places
+		h := b.Op("mul", p)
+		top := b.Multi("top_k", []V{h}, nil, ir.A("k", 2)).Results
+		s := b.Op("scatter_along", []V{b.Op("mul", []V{top[0], top[0]}), top[1]}, ir.A("axis", 0), ir.A("size", 5))
+		return []V{b.Op("sin", []V{b.Op("add", []V{s, p[0]})}), p[1]}
+	}
+	spread := func() []param {
+		x, w := f64p(0.1, 1, 5), f64p(0.5, 1.5, 5)
+		x.apart, w.apart = 0.2, 0.1
+		return []param{x, w}
+	}
+	for _, n := range []int64{2, 20} {
+		cs = append(cs, gradCase{name: "while/decides", params: spread(), build: func(b B, x []V) []V {
+			return counted(b, n, x, func(b B, _ V, p []V) []V { return route(b, p) })
+		}})
+		// Each turn drops others: the key is folded with the counter.
+		cs = append(cs, gradCase{name: "while/dropout", params: []param{f64p(-1, 1, 5), {t: ir.T(dtype.Key)}}, build: func(b B, x []V) []V {
+			return counted(b, n, x, func(b B, i V, p []V) []V {
+				k := b.Op("key_fold", []V{p[1], b.Op("convert", []V{i}, ir.A("to", dtype.I32))})
+				d := b.Op("dropout", []V{p[0], k}, ir.A("p", 0.2), ir.A("rng", 3))
+				return []V{b.Op("sin", []V{d}), p[1]}
+			})[:1]
+		}})
+	}
+	for _, first := range []bool{true, false} {
+		cs = append(cs, gradCase{name: "if/decides", params: spread(), build: func(b B, x []V) []V {
+			pred := b.Op("constant", nil, ir.A("value", tensor.Of([]bool{first})))
+			other := func(b B, p []V) []V { return []V{b.Op("exp", p[:1]), p[1]} }
+			return b.Multi("if", append([]V{pred}, x...), []*ir.Block{region(b, x, route), region(b, x, other)}).Results
+		}})
+	}
 	branch := []func(b B, p []V) []V{
 		func(b B, p []V) []V { return []V{b.Op("mul", p), b.Op("exp", p[:1])} },
 		func(b B, p []V) []V { return []V{b.Op("sin", p[:1]), p[1]} },

@@ -35,6 +35,8 @@ func (d *differ) straighten(b *ir.Block, g *ir.Op, outs int) error {
 			out = inline(tmp, f.Body, op.Operands, "inline")
 		case "fused":
 			out = inline(tmp, op.Regions[0], op.Operands, "")
+		case "if", "case":
+			out = d.keepDecisions(tmp, op)
 		case "while":
 			var err error
 			if out, err = d.straightenLoop(tmp, op, active); err != nil {
@@ -61,13 +63,81 @@ func (d *differ) mustStraighten(op *ir.Op) bool {
 		return true
 	case "while":
 		return d.loops[op] == nil
+	case "if", "case":
+		return d.kept[op] == nil && slices.ContainsFunc(op.Regions, func(r *ir.Block) bool { return len(decisions(r)) > 0 })
 	}
 	return false
+}
+
+// decisions lists the results of a region's ops that decide something discrete. They are
+// made once: what runs a region again reads them.
+func decisions(region *ir.Block) []*ir.Value {
+	var out []*ir.Value
+	for _, op := range region.Ops {
+		if op.Det() == ir.Decides && len(op.Regions) == 0 {
+			out = append(out, op.Results...)
+		}
+	}
+	return out
+}
+
+// kept is a decision that a rewritten branch or loop body gives out.
+type kept struct {
+	value  *ir.Value // in the region
+	result int       // of the op that has the region
+}
+
+// keepDecisions appends to b a copy of a branching op whose further results are the
+// decisions of all its regions, zeros where another region was taken. It returns what
+// stands for op's results.
+func (d *differ) keepDecisions(b *ir.Block, op *ir.Op) []*ir.Value {
+	keep, regions := make([][]kept, len(op.Regions)), make([]*ir.Block, len(op.Regions))
+	vals := make([]ir.Mapping, len(op.Regions))
+	for i, old := range op.Regions {
+		r := d.f.NewRegion()
+		for _, p := range old.Params {
+			r.AddParam("", p.Type)
+		}
+		vals[i] = inlineMap(r, old, r.Params, "")
+		r.Results = vals[i].All(old.Results)
+		regions[i] = r
+	}
+	n := len(op.Results)
+	for i, old := range op.Regions {
+		for _, v := range decisions(old) {
+			keep[i] = append(keep[i], kept{vals[i].Get(v), n})
+			n++
+			for k, r := range regions {
+				if k == i {
+					r.Results = append(r.Results, vals[i].Get(v))
+				} else {
+					r.Results = append(r.Results, ops.Full(ir.NewBuilder(d.t, r, op.Loc), v.Type, 0))
+				}
+			}
+		}
+	}
+	c := ir.NewBuilder(d.t, b, op.Loc).Multi(op.Name(), op.Operands, regions, op.Attrs...)
+	d.kept[c] = keep
+	return c.Results[:len(op.Results)]
+}
+
+// readInstead makes the ops of b read other values, and drops what is then not needed.
+func readInstead(b *ir.Block, subst ir.Mapping) {
+	if len(subst) == 0 {
+		return
+	}
+	replaceUses(b, b.Ops, subst)
+	b.Ops = live(b.Ops, b.Results)
 }
 
 // inline appends the ops of a region to b, args standing for its parameters, and returns
 // what stands for its results.
 func inline(b *ir.Block, region *ir.Block, args []*ir.Value, prov string) []*ir.Value {
+	return inlineMap(b, region, args, prov).All(region.Results)
+}
+
+// inlineMap is inline that tells what stands for each value.
+func inlineMap(b *ir.Block, region *ir.Block, args []*ir.Value, prov string) ir.Mapping {
 	vals := ir.Mapping{}
 	for i, p := range region.Params {
 		vals[p] = args[i]
@@ -81,7 +151,7 @@ func inline(b *ir.Block, region *ir.Block, args []*ir.Value, prov string) []*ir.
 			}
 		}
 	}
-	return vals.All(region.Results)
+	return vals
 }
 
 func opError(op *ir.Op, format string, args ...any) *diag.Error {
@@ -137,8 +207,14 @@ func (d *differ) branches(r *ops.Reverse, op *ir.Op, douts []*ir.Value) ([]*ir.V
 			args = append(args, g)
 		}
 	}
+	keep := d.kept[op]
+	for _, ks := range keep {
+		for _, k := range ks {
+			args = append(args, op.Results[k.result])
+		}
+	}
 	var regions []*ir.Block
-	for _, region := range op.Regions {
+	for i, region := range op.Regions {
 		if err := repeatable(op, region); err != nil {
 			return nil, err
 		}
@@ -150,9 +226,17 @@ func (d *differ) branches(r *ops.Reverse, op *ir.Op, douts []*ir.Value) ([]*ir.V
 		for _, i := range given {
 			seeds = append(seeds, back.AddParam("", douts[i].Type))
 		}
-		results := inline(back, region, params, "vjp")
+		vals := inlineMap(back, region, params, "vjp")
+		decided := ir.Mapping{}
+		for r, ks := range keep {
+			for _, k := range ks {
+				if p := back.AddParam("", op.Out(k.result)); r == i {
+					decided[vals.Get(k.value)] = p
+				}
+			}
+		}
 		for _, i := range given {
-			outs = append(outs, results[i])
+			outs = append(outs, vals.Get(region.Results[i]))
 		}
 		for _, i := range wanted {
 			xs = append(xs, params[i-1])
@@ -162,6 +246,7 @@ func (d *differ) branches(r *ops.Reverse, op *ir.Op, douts []*ir.Value) ([]*ir.V
 			return nil, err
 		}
 		back.Results = grads
+		readInstead(back, decided)
 		regions = append(regions, back)
 	}
 	res := r.B.Multi(op.Name(), args, regions, op.Attrs...)

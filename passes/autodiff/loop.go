@@ -23,8 +23,9 @@ const (
 // loop is a while that keeps its carried values.
 type loop struct {
 	trips  int64
-	n      int   // values that it carried before; then the counter, then the stacks
-	varies []int // carried values that change and that the backward loop reads, each with a stack, in order
+	n      int    // values that it carried before; then the counter, then the stacks
+	varies []int  // carried values that change and that the backward loop reads, each with a stack, in order
+	kept   []kept // decisions of the body, with the results that are their stacks, after those
 }
 
 // straightenLoop appends to b what replaces the loop op: its turns, or a loop that keeps
@@ -52,7 +53,8 @@ func (d *differ) straightenLoop(b *ir.Block, op *ir.Op, active map[*ir.Value]boo
 		return nil, err
 	}
 	l := &loop{trips: trips, n: len(op.Operands)}
-	used, err := d.readBackwards(op, l.activeCarried(op, func(v *ir.Value) bool { return active[v] }))
+	decided := decisions(body)
+	used, err := d.readBackwards(op, decided, l.activeCarried(op, func(v *ir.Value) bool { return active[v] }))
 	if err != nil {
 		return nil, err
 	}
@@ -70,16 +72,24 @@ func (d *differ) straightenLoop(b *ir.Block, op *ir.Op, active map[*ir.Value]boo
 	for _, i := range l.varies {
 		operands = append(operands, ops.Full(bld, stackType(op.In(i), trips), 0))
 	}
+	for k, v := range decided {
+		if used[l.n+k] {
+			l.kept = append(l.kept, kept{v, len(operands)})
+			operands = append(operands, ops.Full(bld, stackType(v.Type, trips), 0))
+		}
+	}
 	regions := make([]*ir.Block, 2)
+	var vals ir.Mapping // of the body, the last
 	for k, old := range op.Regions {
 		r := d.f.NewRegion()
 		for _, v := range operands {
 			r.AddParam("", v.Type)
 		}
-		r.Results = inline(r, old, r.Params[:l.n], "")
+		vals = inlineMap(r, old, r.Params[:l.n], "")
+		r.Results = vals.All(old.Results)
 		regions[k] = r
 	}
-	// The body also counts, and stores what it was given.
+	// The body also counts, and stores what it was given and what it decides.
 	r := regions[1]
 	in := ir.NewBuilder(d.t, r, op.Loc)
 	counter := r.Params[l.n]
@@ -87,31 +97,42 @@ func (d *differ) straightenLoop(b *ir.Block, op *ir.Op, active map[*ir.Value]boo
 	for k, i := range l.varies {
 		r.Results = append(r.Results, push(in, r.Params[l.n+1+k], r.Params[i], counter))
 	}
+	for i := range l.kept {
+		k := &l.kept[i]
+		k.value = vals.Get(k.value)
+		r.Results = append(r.Results, push(in, r.Params[k.result], k.value, counter))
+	}
 	kept := bld.Multi("while", operands, regions, ir.A("trips", trips))
 	d.loops[kept] = l
 	return kept.Results[:l.n], nil
 }
 
-// readBackwards tells the carried values that a turn of the backward loop reads, by
-// writing one on trial.
-func (d *differ) readBackwards(op *ir.Op, through []int) ([]bool, error) {
+// readBackwards tells the carried values, and then the decisions, that a turn of the
+// backward loop reads, by writing one on trial.
+func (d *differ) readBackwards(op *ir.Op, decided []*ir.Value, through []int) ([]bool, error) {
 	body, trial := op.Regions[1], d.f.NewRegion()
 	var outs, seeds, xs []*ir.Value
 	for _, p := range body.Params {
 		trial.AddParam("", p.Type)
 	}
 	carried := slices.Clone(trial.Params)
-	results := inline(trial, body, carried, "vjp")
+	vals, subst := inlineMap(trial, body, carried, "vjp"), ir.Mapping{}
+	results := vals.All(body.Results)
+	for _, v := range decided {
+		subst[vals.Get(v)] = trial.AddParam("", v.Type)
+	}
 	for _, i := range through {
 		if body.Results[i] != body.Params[i] {
 			outs, seeds = append(outs, results[i]), append(seeds, trial.AddParam("", op.In(i)))
 		}
 		xs = append(xs, carried[i])
 	}
-	if _, _, err := d.backward(trial, op, outs, seeds, xs, nil); err != nil {
+	var err error
+	if trial.Results, _, err = d.backward(trial, op, outs, seeds, xs, nil); err != nil {
 		return nil, err
 	}
-	used := make([]bool, len(carried))
+	readInstead(trial, subst)
+	used := make([]bool, len(carried)+len(decided))
 	for _, o := range trial.Ops {
 		for _, v := range o.Operands {
 			if v.Op == nil && v.Block == trial && v.Index < len(used) {
@@ -173,12 +194,16 @@ func (d *differ) loopGrad(r *ops.Reverse, op *ir.Op, douts []*ir.Value) ([]*ir.V
 		operands = append(operands, g)
 	}
 	fixed := len(operands)
+	first := fixed + l.n // where the decisions' stacks begin
 	for i := range l.n {
 		if s, ok := stackOf[i]; ok {
 			operands = append(operands, op.Results[s])
 		} else { // never changes, or is not read: its first value stands for it
 			operands = append(operands, op.Operands[i])
 		}
+	}
+	for _, k := range l.kept {
+		operands = append(operands, op.Results[k.result])
 	}
 	changes := func(i int) bool { return body.Results[i] != body.Params[i] }
 	cond, back := d.f.NewRegion(), d.f.NewRegion()
@@ -192,13 +217,23 @@ func (d *differ) loopGrad(r *ops.Reverse, op *ir.Op, douts []*ir.Value) ([]*ir.V
 
 	bb := ir.NewBuilder(d.t, back, loc)
 	k, seeds := back.Params[0], back.Params[1:fixed]
-	carried := slices.Clone(back.Params[fixed:])
+	carried := slices.Clone(back.Params[fixed:first])
 	for i := range carried {
 		if _, ok := stackOf[i]; ok {
 			carried[i] = entry(bb, carried[i], k)
 		}
 	}
-	results := inlineUpTo(back, body, carried, l.n)
+	vals, decided := inlineUpTo(back, body, carried, l.n), ir.Mapping{}
+	results := vals.All(body.Results[:l.n])
+	var entries []*ir.Op
+	for i, d := range l.kept {
+		if v := vals[d.value]; v != nil {
+			at := len(back.Ops)
+			decided[v] = entry(bb, back.Params[first+i], k)
+			entries = append(entries, back.Ops[at:]...)
+			back.Ops = back.Ops[:at]
+		}
+	}
 	var outs, outSeeds, xs []*ir.Value
 	for j, i := range through {
 		if changes(i) {
@@ -224,6 +259,8 @@ func (d *differ) loopGrad(r *ops.Reverse, op *ir.Op, douts []*ir.Value) ([]*ir.V
 		return nil, err
 	}
 	back.Results = next
+	back.Ops = slices.Concat(entries, back.Ops)
+	readInstead(back, decided)
 	res := b.Multi("while", operands, []*ir.Block{cond, back}, ir.A("trips", l.trips))
 	dins := make([]*ir.Value, len(op.Operands))
 	for j, i := range through {
@@ -233,9 +270,9 @@ func (d *differ) loopGrad(r *ops.Reverse, op *ir.Op, douts []*ir.Value) ([]*ir.V
 }
 
 // inlineUpTo inlines the part of a rewritten body that computes its first n results.
-func inlineUpTo(b *ir.Block, body *ir.Block, args []*ir.Value, n int) []*ir.Value {
-	part := &ir.Block{Func: body.Func, Params: body.Params[:n], Ops: live(body.Ops, body.Results[:n]), Results: body.Results[:n]}
-	return inline(b, part, args, "vjp")
+func inlineUpTo(b *ir.Block, body *ir.Block, args []*ir.Value, n int) ir.Mapping {
+	part := &ir.Block{Func: body.Func, Params: body.Params[:n], Ops: live(body.Ops, body.Results[:n])}
+	return inlineMap(b, part, args, "vjp")
 }
 
 // activeCarried lists the carried floats that vary with an active operand.

@@ -270,3 +270,23 @@ func TestGradientOfInnerValues(t *testing.T) {
 		assert.Equal(t, want, out[i].F32()[0])
 	}
 }
+
+// A top-k in a loop that is differentiated as a loop, or in a branch, runs in the forward
+// program only.
+func TestDecisionsAreMadeOnce(t *testing.T) {
+	tab := ops.Table()
+	seen := 0
+	for _, c := range controlCases() {
+		if !strings.HasSuffix(c.name, "/decides") {
+			continue
+		}
+		f := program(t, tab, c, false, 1).Func("step")
+		f.Body.Walk(func(op *ir.Op) {
+			if op.Name() == "top_k" {
+				assert.NotContains(t, op.Loc.Prov, "vjp", c.name)
+				seen++
+			}
+		})
+	}
+	assert.Equal(t, 2+1+1+1, seen, "two turns unrolled, a loop, two branches")
+}
