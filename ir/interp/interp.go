@@ -101,7 +101,7 @@ func (f frame) Block(b *ir.Block, args []*tensor.Tensor) ([]*tensor.Tensor, erro
 	vals := make(map[*ir.Value]*tensor.Tensor, len(b.Params)+len(b.Ops))
 	set := func(v *ir.Value, t *tensor.Tensor) error {
 		if t.DType != v.Type.DType || !slices.Equal(t.Shape, v.Type.Shape) {
-			return fmt.Errorf("%%%s is %v[%v], its type is %v", v.Name, t.DType, t.Shape, v.Type)
+			return fmt.Errorf("%%%s is %v, its type is %v", v.Name, ir.T(t.DType, t.Shape...), v.Type)
 		}
 		vals[v] = t
 		if f.opts.Observe != nil {
