@@ -209,6 +209,7 @@ func attentionShapes() []kern.Attention {
 			Causal: causal, Scale: float32(1 / math.Sqrt(float64(d))), Dropout: drop, RNG: uint32(7 + len(as))})
 	}
 	add(2, 2, 2, 64, 64, 64, true, 0)
+	add(1, 16, 8, 70, 66, 64, false, 0.1)
 	add(1, 1, 1, 128, 128, 64, true, 0.2)
 	add(1, 4, 2, 130, 130, 16, true, 0.1)
 	add(1, 2, 1, 1, 77, 8, false, 0.5)
@@ -317,9 +318,11 @@ func attentionFlops(a kern.Attention, pass string) float64 {
 
 func BenchmarkAttention(b *testing.B) {
 	gpt2 := kern.Attention{Batch: 2, Heads: 12, KVHeads: 12, Tq: 512, Tk: 512, Dim: 64, Causal: true, Scale: 0.125}
+	tiny := kern.Attention{Batch: 12, Heads: 4, KVHeads: 4, Tq: 64, Tk: 64, Dim: 32, Causal: true, Scale: 0.2}
+	deep := kern.Attention{Batch: 2, Heads: 16, KVHeads: 4, Tq: 256, Tk: 256, Dim: 128, Causal: true, Scale: 0.1}
 	wide := kern.Attention{Batch: 1, Heads: 16, KVHeads: 16, Tq: 256, Tk: 256, Dim: 64, Scale: 0.125}
 	for _, target := range []Target{V3, V4} {
-		for name, a := range map[string]kern.Attention{"baby": attentionBench(0), "baby_dropout": attentionBench(0.2), "gpt2_T512": gpt2, "stride4096": wide} {
+		for name, a := range map[string]kern.Attention{"baby": attentionBench(0), "baby_dropout": attentionBench(0.2), "gpt2_T512": gpt2, "stride4096": wide, "tiny": tiny, "grouped_D128": deep} {
 			c := attentionNew(rand.New(rand.NewPCG(1, 1)), a)
 			m := ir.NewModule()
 			nf, nb := c.emit(b, m, target, "k")
