@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/llir/llvm/ir"
+	"github.com/llir/llvm/ir/enum"
 	"golang.org/x/sync/errgroup"
 
 	"reprise/ir/kern"
@@ -28,6 +29,13 @@ type Unit struct {
 	modules []*module
 	open    map[string]*module // the module that a family still adds to
 	done    map[string][]Launch
+	bodies  map[string]shared // by the shape of a kernel
+}
+
+// shared is the code of kernels that differ in the ids of their random ops only.
+type shared struct {
+	m *ir.Module
+	f *ir.Func
 }
 
 // module is what one run of clang compiles.
@@ -45,22 +53,49 @@ type Launch struct {
 
 // NewUnit starts a unit.
 func NewUnit(t Target) *Unit {
-	return &Unit{target: t, open: map[string]*module{}, done: map[string][]Launch{}}
+	return &Unit{target: t, open: map[string]*module{}, done: map[string][]Launch{}, bodies: map[string]shared{}}
 }
 
-// Kernel adds a kernel of the loop language, which it checks.
+// Kernel adds a kernel of the loop language, which it checks. Kernels that differ in
+// the ids of their random ops only share their code.
 func (u *Unit) Kernel(k *kern.Kernel) (Launch, error) {
-	text := k.Text()
-	ls, err := u.add("loop", k.Name, text, len(text), func(m *ir.Module, symbol string) ([]Launch, error) {
-		if err := kern.Check(k); err != nil {
-			return nil, err
-		}
-		return []Launch{{Symbol: symbol, Tiles: k.Tiles}}, EmitKernel(m, k, u.target, symbol)
-	})
-	if err != nil {
-		return Launch{}, err
+	shape, ids := k.Shape()
+	text := shape
+	if len(ids) > 0 {
+		text = fmt.Sprintf("%srandom %v\n", shape, ids)
 	}
-	return ls[0], nil
+	if ls, ok := u.done[text]; ok {
+		return ls[0], nil
+	}
+	symbol := symbolOf(k.Name, text)
+	body, ok := u.bodies[shape]
+	if !ok {
+		if err := kern.Check(k); err != nil {
+			return Launch{}, err
+		}
+		m := u.module("loop")
+		name, linkage := symbol, enum.LinkageNone
+		if len(ids) > 0 {
+			name, linkage = symbolOf(k.Name, shape), enum.LinkageInternal
+		}
+		f, err := emitKernel(m.m, k, u.target, name, ids)
+		if err != nil {
+			return Launch{}, err
+		}
+		f.Linkage = linkage
+		if len(ids) > 0 {
+			f.FuncAttrs = append(f.FuncAttrs, enum.FuncAttrNoInline)
+		}
+		m.weight += len(shape)
+		body = shared{m.m, f}
+		u.bodies[shape] = body
+	}
+	if len(ids) > 0 {
+		emitCall(body.m, body.f, u.target, symbol, ids)
+	}
+	l := Launch{Symbol: symbol, Tiles: k.Tiles}
+	u.done[text] = []Launch{l}
+	return l, nil
 }
 
 // Contract adds a contraction.
@@ -107,6 +142,18 @@ func (u *Unit) add(family, name, text string, weight int, put func(m *ir.Module,
 	if ls, ok := u.done[text]; ok {
 		return ls, nil
 	}
+	m := u.module(family)
+	ls, err := put(m.m, symbolOf(name, text))
+	if err != nil {
+		return nil, err
+	}
+	m.weight += weight
+	u.done[text] = ls
+	return ls, nil
+}
+
+// module is the module that a family adds to now.
+func (u *Unit) module(family string) *module {
 	m := u.open[family]
 	if m == nil || m.weight >= moduleWeight {
 		m = &module{m: ir.NewModule()}
@@ -115,13 +162,7 @@ func (u *Unit) add(family, name, text string, weight int, put func(m *ir.Module,
 		u.modules = append(u.modules, m)
 		u.open[family] = m
 	}
-	ls, err := put(m.m, symbolOf(name, text))
-	if err != nil {
-		return nil, err
-	}
-	m.weight += weight
-	u.done[text] = ls
-	return ls, nil
+	return m
 }
 
 // symbolOf is a legal, speaking and unique function name.

@@ -21,6 +21,12 @@ const ScratchBytes = 1 << 20
 // No parameter is marked noalias: a result may lie in its operand's memory where
 // every element is read before the same element is written.
 func EmitKernel(m *ir.Module, k *kern.Kernel, t Target, symbol string) error {
+	_, err := emitKernel(m, k, t, symbol, nil)
+	return err
+}
+
+// emitKernel is EmitKernel; the ids of random ops become further parameters.
+func emitKernel(m *ir.Module, k *kern.Kernel, t Target, symbol string, ids []uint32) (*ir.Func, error) {
 	i8p := types.NewPointer(types.I8)
 	args := ir.NewParam("args", types.NewPointer(i8p))
 	lo, hi := ir.NewParam("lo", types.I64), ir.NewParam("hi", types.I64)
@@ -28,7 +34,13 @@ func EmitKernel(m *ir.Module, k *kern.Kernel, t Target, symbol string) error {
 	for _, p := range []*ir.Param{args, scratch} {
 		p.Attrs = append(p.Attrs, enum.ParamAttrNoAlias, enum.ParamAttrNoCapture)
 	}
-	f := m.NewFunc(symbol, types.Void, args, lo, hi, scratch)
+	params := []*ir.Param{args, lo, hi, scratch}
+	random := map[uint32]value.Value{}
+	for _, id := range ids {
+		p := ir.NewParam("", types.I32)
+		params, random[id] = append(params, p), p
+	}
+	f := m.NewFunc(symbol, types.Void, params...)
 	f.FuncAttrs = append(t.contractAttrs(), enum.FuncAttrNoUnwind, enum.FuncAttrMustProgress,
 		ir.AttrString("no-builtins")) // no calls of memcpy for loops
 	entry, body := f.NewBlock(""), f.NewBlock("")
@@ -38,13 +50,32 @@ func EmitKernel(m *ir.Module, k *kern.Kernel, t Target, symbol string) error {
 	}
 	entry.NewBr(body)
 	fn := emit.NewFunc(emit.OnModule(m), f, entry, body, k.Params, ptrs, scratch, 0, t.Lanes())
+	fn.RandomIDs = random
 	fn.Loop(lo, hi, 1, func(tile value.Value) {
 		fn.Bind(k.Tile, tile)
 		fn.Body(k.Body)
 	})
 	fn.Block.NewRet(nil)
 	if n := fn.ScratchUsed(); n > ScratchBytes {
-		return fmt.Errorf("kernel %q: local arrays take %d bytes, a worker has %d", k.Name, n, int64(ScratchBytes))
+		return nil, fmt.Errorf("kernel %q: local arrays take %d bytes, a worker has %d", k.Name, n, int64(ScratchBytes))
 	}
-	return nil
+	return f, nil
+}
+
+// emitCall adds a kernel that calls body with the given ids.
+func emitCall(m *ir.Module, body *ir.Func, t Target, symbol string, ids []uint32) {
+	var params []*ir.Param
+	var args []value.Value
+	for _, p := range body.Params[:4] {
+		q := ir.NewParam("", p.Typ)
+		params, args = append(params, q), append(args, q)
+	}
+	for _, id := range ids {
+		args = append(args, emit.I32(int64(int32(id))))
+	}
+	f := m.NewFunc(symbol, types.Void, params...)
+	f.FuncAttrs = append(t.contractAttrs(), enum.FuncAttrNoUnwind)
+	b := f.NewBlock("")
+	b.NewCall(body, args...).Tail = enum.TailTail
+	b.NewRet(nil)
 }

@@ -225,6 +225,9 @@ func TestRowProgramsEqualInterpreter(t *testing.T) {
 	for _, k := range samples.Programs() {
 		cases = append(cases, emitCaseOf(k, r))
 	}
+	for _, id := range []uint32{1, 2, 0xffffffff} { // one code, three kernels
+		cases = append(cases, emitCaseOf(samples.Dropout(2048, id), r))
+	}
 	emitDifferential(t, cases)
 }
 
@@ -265,12 +268,26 @@ func TestConversionsEqualInterpreter(t *testing.T) {
 	emitDifferential(t, cases)
 }
 
+func TestRandomOpsShareCode(t *testing.T) {
+	u := NewUnit(V4)
+	var symbols []string
+	for _, id := range []uint32{1, 2, 2} {
+		l, err := u.Kernel(samples.Dropout(2048, id))
+		require.NoError(t, err)
+		symbols = append(symbols, l.Symbol)
+	}
+	assert.NotEqual(t, symbols[0], symbols[1])
+	assert.Equal(t, symbols[1], symbols[2])
+	text := strings.Join(u.Modules(), "")
+	assert.Equal(t, 3, strings.Count(text, "define "), "a body and two callers")
+}
+
 func TestCompileIsDeterministic(t *testing.T) {
 	emitTools(t)
 	var first [][]byte
 	for range 2 {
 		u := NewUnit(V4)
-		for _, k := range samples.Programs() {
+		for _, k := range samples.Programs()[:14] {
 			_, err := u.Kernel(k)
 			require.NoError(t, err)
 		}

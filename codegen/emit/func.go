@@ -21,6 +21,10 @@ type Func struct {
 
 	Device Device // nil on the CPU
 
+	// RandomIDs holds ids of random ops that are known at run time only (i32);
+	// others are constants.
+	RandomIDs map[uint32]value.Value
+
 	entry *ir.Block     // where allocas go
 	ptrs  []value.Value // typed pointers, one per parameter
 

@@ -51,6 +51,14 @@ func (f *Func) counter(n, micro value.Value, w int) (c0, c3 value.Value) {
 	return b.NewTrunc(n, i32), b.NewOr(b.NewShl(micro, IntLit(types.I32, w, 16)), hi)
 }
 
+// randomID is the id of a random op in all of w lanes.
+func (f *Func) randomID(op uint32, w int) value.Value {
+	if x := f.RandomIDs[op]; x != nil {
+		return f.splat(x, w)
+	}
+	return IntLit(types.I32, w, int64(int32(op)))
+}
+
 // randomAnywhere is OpRandom for any lanes: one Philox a lane.
 func (f *Func) randomAnywhere(op uint32, vs []value.Value, w int) value.Value {
 	b := f.Block
@@ -58,7 +66,7 @@ func (f *Func) randomAnywhere(op uint32, vs []value.Value, w int) value.Value {
 	block, col := vs[4], vs[5]
 	n := b.NewAdd(b.NewShl(b.NewAdd(block, b.NewAShr(col, k(6))), k(4)), b.NewAnd(col, k(15)))
 	c0, c3 := f.counter(n, vs[3], w)
-	c := f.philox([4]value.Value{c0, IntLit(types.I32, w, int64(int32(op))), vs[2], c3}, [2]value.Value{vs[0], vs[1]}, w)
+	c := f.philox([4]value.Value{c0, f.randomID(op, w), vs[2], c3}, [2]value.Value{vs[0], vs[1]}, w)
 	bit := func(m int64) value.Value { return b.NewICmp(enum.IPredNE, b.NewAnd(col, k(m)), k(0)) }
 	b4 := bit(16)
 	return b.NewSelect(bit(32), b.NewSelect(b4, c[3], c[2]), b.NewSelect(b4, c[1], c[0]))
@@ -74,7 +82,7 @@ func (f *Func) RandomBlock(op uint32, key [4]value.Value, block, col value.Value
 	lo, c3 := f.counter(n, key[3], 1)
 	c0 := f.Block.NewAdd(f.splat(lo, 16), Iota(types.I32, 16, 1))
 	all := func(x value.Value) value.Value { return f.splat(x, 16) }
-	return f.philox([4]value.Value{c0, IntLit(types.I32, 16, int64(int32(op))), all(key[2]), all(c3)},
+	return f.philox([4]value.Value{c0, f.randomID(op, 16), all(key[2]), all(c3)},
 		[2]value.Value{all(key[0]), all(key[1])}, 16)
 }
 

@@ -17,7 +17,9 @@ import (
 	"reprise/ir/kern"
 )
 
-func updating() bool { return flag.Lookup("update") != nil && flag.Lookup("update").Value.String() == "true" }
+func updating() bool {
+	return flag.Lookup("update") != nil && flag.Lookup("update").Value.String() == "true"
+}
 
 func TestMain(m *testing.M) {
 	flag.Bool("update", false, "write the golden files anew")
@@ -48,7 +50,7 @@ func compile(t *testing.T, k *kern.Kernel, symbol string) string {
 func TestGolden(t *testing.T) {
 	tools(t)
 	gelu := samples.Map("gelu", 5000, dtype.F32, samples.Gelu)
-	for _, k := range []*kern.Kernel{gelu, samples.Softmax(4, 1000, 0), samples.LayerNorm(4, 384), samples.Matmul(4, 32, 128), samples.MergeSort(2, 100), samples.Dropout(4096)} {
+	for _, k := range []*kern.Kernel{gelu, samples.Softmax(4, 1000, 0), samples.LayerNorm(4, 384), samples.Matmul(4, 32, 128), samples.MergeSort(2, 100), samples.Dropout(4096, 3)} {
 		t.Run(k.Name, func(t *testing.T) {
 			got := compile(t, k, k.Name)
 			path := filepath.Join("testdata", k.Name+".ptx")

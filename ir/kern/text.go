@@ -2,6 +2,7 @@ package kern
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"reprise/ir/dtype"
@@ -11,8 +12,18 @@ import (
 // numbered in the order in which they appear), so kernels that do the same in the
 // same way have the same text and are compiled once. A value that a statement uses
 // more than once is named and printed once.
-func (k *Kernel) Text() string {
-	p := &printer{vars: map[*Var]int{}, locals: map[*Local]int{}}
+func (k *Kernel) Text() string { return k.text(&printer{vars: map[*Var]int{}, locals: map[*Local]int{}}) }
+
+// Shape is Text with the ids of random ops replaced by numbers in order of
+// appearance, and the ids: kernels that differ only in whose random words they draw
+// have one shape.
+func (k *Kernel) Shape() (text string, ids []uint32) {
+	p := &printer{vars: map[*Var]int{}, locals: map[*Local]int{}, shape: true}
+	text = k.text(p)
+	return text, p.ids
+}
+
+func (k *Kernel) text(p *printer) string {
 	p.line("kernel tiles=%d {", k.Tiles)
 	p.depth++
 	for i, q := range k.Params {
@@ -53,6 +64,8 @@ type printer struct {
 	depth  int
 	vars   map[*Var]int
 	locals map[*Local]int
+	shape  bool
+	ids    []uint32
 }
 
 func (p *printer) line(format string, args ...any) {
@@ -201,7 +214,17 @@ func (p *printer) expr(e *Expr, text func(*Expr) string) string {
 		return fmt.Sprintf("%s[%s]", p.local(e.Local), list)
 	case OpConvert, OpBitcast:
 		return fmt.Sprintf("%v.%v(%s)", e.Op, e.DType, list)
-	case OpPhilox, OpRandom:
+	case OpRandom:
+		if p.shape {
+			i := slices.Index(p.ids, uint32(e.Bits))
+			if i < 0 {
+				i = len(p.ids)
+				p.ids = append(p.ids, uint32(e.Bits))
+			}
+			return fmt.Sprintf("%v.#%d(%s)", e.Op, i, list)
+		}
+		return fmt.Sprintf("%v.%d(%s)", e.Op, e.Bits, list)
+	case OpPhilox:
 		return fmt.Sprintf("%v.%d(%s)", e.Op, e.Bits, list)
 	}
 	return fmt.Sprintf("%v(%s)", e.Op, list)

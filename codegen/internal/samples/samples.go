@@ -179,15 +179,15 @@ func GeluErf(x *kern.Expr) *kern.Expr {
 	return kern.Mul(kern.Mul(kern.F32(0.5), x), kern.Add(kern.F32(1), kern.Erf(kern.Mul(x, kern.F32(0.70710678)))))
 }
 
-// Dropout drops a fifth of n elements.
-func Dropout(n int64) *kern.Kernel {
+// Dropout drops a fifth of n elements, a multiple of 1024, as random op id.
+func Dropout(n int64, id uint32) *kern.Kernel {
 	const c = 1024
 	b := kern.NewBuilder("dropout", n/c)
 	key, x, y := b.In("key", dtype.U32, 4), b.In("x", dtype.F32, n), b.Out("y", dtype.F32, n)
 	w := kern.LoadKey(key)
 	i := iv("i")
 	at := kern.Add(kern.Mul(b.TileIndex(), i64(c)), get(i))
-	u := kern.Random(w, 3, kern.Mul(b.TileIndex(), i64(scalar.RowBlocks(c))), get(i))
+	u := kern.Random(w, id, kern.Mul(b.TileIndex(), i64(scalar.RowBlocks(c))), get(i))
 	b.Do(kern.Lane(i, i64(c), y.Set(at, kern.Select(kern.Kept(u, 0.2), kern.Mul(x.At(at), kern.F32(1.25)), kern.F32(0)))))
 	return b.K
 }
