@@ -23,6 +23,8 @@ type gradCase struct {
 	// first: no second derivative is checked, for the reason given.
 	first string
 	tol   float64 // relative; 0: the default of the element type
+	// wideOnly: the case is made of f64 constants, or of f32 alone.
+	wideOnly bool
 }
 
 // param is a parameter of a case with the range its elements are drawn from.
@@ -53,6 +55,12 @@ func (p param) draw(r *rand.Rand) *tensor.Tensor {
 	}
 	for i, v := range vals {
 		switch p.t.DType {
+		case dtype.F16, dtype.BF16:
+			b := ops.F32ToHalf(float32(v))
+			if p.t.DType == dtype.BF16 {
+				b = ops.F32ToBF16(float32(v))
+			}
+			out.SetBits(int64(i), uint64(b))
 		case dtype.F64:
 			out.F64()[i] = v
 		case dtype.F32:
@@ -200,6 +208,64 @@ func TestGradients(t *testing.T) {
 		t.Run(c.name+"/second", func(t *testing.T) {
 			checkGradient(t, c, program(t, tab, c, true, 3), 3)
 		})
+	}
+}
+
+// In narrower types the derivative has the types of its operands, and is that of f64 but
+// for rounding.
+func TestGradientsInOtherTypes(t *testing.T) {
+	tab := ops.Table()
+	eps := map[dtype.Type]float64{dtype.F32: 1e-4, dtype.F16: 0.03, dtype.BF16: 0.15}
+	for _, c := range gradCases(rand.New(rand.NewPCG(7, 7))) {
+		if c.wideOnly {
+			continue
+		}
+		for _, d := range []dtype.Type{dtype.F32, dtype.F16, dtype.BF16} {
+			t.Run(c.name+"/"+d.String(), func(t *testing.T) {
+				narrow := c
+				narrow.params = append([]param(nil), c.params...)
+				for i, p := range narrow.params {
+					if p.t.DType == dtype.F64 {
+						narrow.params[i].t.DType = d
+					}
+				}
+				r := rand.New(rand.NewPCG(1, 2))
+				wide, args := program(t, tab, c, false, 1).Func("step"), []*tensor.Tensor{}
+				f := program(t, tab, narrow, false, 1).Func("step")
+				narrowArgs := []*tensor.Tensor{}
+				for i, p := range narrow.params {
+					a := c.params[i].draw(r)
+					if a.DType != p.t.DType { // both start from the rounded value
+						a = ops.ConvertTensor(a, d)
+						narrowArgs = append(narrowArgs, a)
+						a = ops.ConvertTensor(a, dtype.F64)
+					} else {
+						narrowArgs = append(narrowArgs, a)
+					}
+					args = append(args, a)
+				}
+				want, err := interp.Run(wide, args)
+				if err != nil {
+					t.Fatal(err)
+				}
+				got, err := interp.Run(f, narrowArgs)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for k := range want {
+					g := ops.ConvertTensor(got[k], dtype.F64).F64()
+					scale := 0.5
+					for _, v := range want[k].F64() {
+						scale = math.Max(scale, math.Abs(v))
+					}
+					for i, w := range want[k].F64() {
+						if !(math.Abs(g[i]-w) <= eps[d]*scale) {
+							t.Errorf("result %d[%d] is %v, in f64 %v", k, i, g[i], w)
+						}
+					}
+				}
+			})
+		}
 	}
 }
 
