@@ -160,9 +160,7 @@ func (e *attentionFn) loadN(p value.Value, n int64) value.Value {
 	if n >= e.w {
 		return e.loadV(p)
 	}
-	vt, mask := e.vec(types.Float), e.lanesBelow(n)
-	f := e.intrinsic(fmt.Sprintf("llvm.masked.load.v%df32.p0", e.w), vt, attentionPtr(), types.I32, mask.Type(), vt)
-	return e.b.NewCall(f, p, constant.NewInt(types.I32, 4), mask, constant.NewZeroInitializer(vt))
+	return e.loadWhere(p, e.lanesBelow(n))
 }
 
 // storeN writes the first n lanes of a register.
@@ -171,9 +169,20 @@ func (e *attentionFn) storeN(v, p value.Value, n int64) {
 		e.store(v, p)
 		return
 	}
-	mask := e.lanesBelow(n)
-	f := e.intrinsic(fmt.Sprintf("llvm.masked.store.v%df32.p0", e.w), types.Void, v.Type(), attentionPtr(), types.I32, mask.Type())
-	e.b.NewCall(f, v, p, constant.NewInt(types.I32, 4), mask)
+	e.storeWhere(v, p, e.lanesBelow(n))
+}
+
+// loadWhere reads the lanes that mask names, zeros in the rest.
+func (e *attentionFn) loadWhere(p, mask value.Value) value.Value {
+	vt := e.vec(types.Float)
+	f := e.intrinsic(fmt.Sprintf("llvm.masked.load.v%df32.p0", e.w), vt, attentionPtr(), types.I32, mask.Type(), vt)
+	return e.b.NewCall(f, p, constant.NewInt(types.I32, 4), mask, constant.NewZeroInitializer(vt))
+}
+
+// storeWhere writes the lanes that mask names.
+func (e *attentionFn) storeWhere(x, p, mask value.Value) {
+	f := e.intrinsic(fmt.Sprintf("llvm.masked.store.v%df32.p0", e.w), types.Void, x.Type(), attentionPtr(), types.I32, mask.Type())
+	e.b.NewCall(f, x, p, constant.NewInt(types.I32, 4), mask)
 }
 
 // Vectors.

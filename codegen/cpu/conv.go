@@ -74,15 +74,19 @@ func EmitConv(m *ir.Module, c *kern.Conv, t Target) ([]Launch, error) {
 		return nil, fmt.Errorf("conv %s: %v in %d spatial dimensions is not of this family", c.Name, c.DType, len(c.Spatial))
 	}
 	g := &convGen{Conv: c, m: m, t: t, w: attentionLanes(t), og: c.Channels / (c.Groups * c.BatchGroups)}
+	g.frame()
+	if s, ok := g.wide(); ok && c.Segment >= c.InChannels {
+		s.emit()
+		return []Launch{{Symbol: c.Name, Tiles: s.tiles()}}, nil
+	}
 	if err := g.plan(); err != nil {
 		return nil, err
 	}
 	return []Launch{{Symbol: c.Name, Tiles: g.tiles()}}, g.emit()
 }
 
-// plan chooses the shape of tiles, micro-tiles and chunks, by the shape of the
-// convolution alone.
-func (g *convGen) plan() error {
+// frame brings the spatial dimensions to three and finds the taps of each.
+func (g *convGen) frame() {
 	g.vecs = 1
 	if g.og > g.w {
 		g.vecs = 2
@@ -100,6 +104,11 @@ func (g *convGen) plan() error {
 			g.taps[d] = append(g.taps[d], convTapsOf(g.dim[d], g.step[d], p))
 		}
 	}
+}
+
+// plan chooses the shape of tiles, micro-tiles and chunks, by the shape of the
+// convolution alone.
+func (g *convGen) plan() error {
 	g.maxRows = 12
 	if g.t == V3 {
 		g.maxRows = 6

@@ -143,6 +143,9 @@ func convCases() []*kern.Conv {
 		convDense(9, 4, 7, 7, 64, 3, 1, 1, 1),
 		convDense(1, 1, 3, 1500, 17, 3, 1, 1, 1),
 		convDense(2, 6, 9, 9, 6, 3, 1, 1, 6),
+		convDense(2, 5, 10, 130, 5, 3, 1, 1, 5),
+		convDense(1, 6, 12, 141, 6, 5, 2, 2, 3),
+		convDense(2, 7, 11, 70, 3, 4, 1, 2, 1),
 	}
 	for _, c := range []*kern.Conv{convDense(2, 5, 15, 16, 18, 3, 2, 1, 1), convDense(3, 20, 12, 12, 35, 3, 1, 1, 1), convDense(1, 2, 60, 60, 3, 4, 2, 1, 1)} {
 		cs = append(cs, convForInput(c), convForKernel(c))
@@ -242,8 +245,14 @@ func BenchmarkConv(b *testing.B) {
 		{"c256_14x14_k3", convDense(8, 256, 14, 14, 256, 3, 1, 1, 1)},
 		{"c128_s2_k3", convDense(4, 128, 28, 28, 128, 3, 2, 1, 1)},
 		{"c256_1x1", convDense(4, 256, 28, 28, 128, 1, 1, 0, 1)},
+		{"depthwise", convDense(4, 64, 56, 56, 64, 3, 1, 1, 64)},
+		{"depthwise_s2", convDense(4, 64, 112, 112, 64, 3, 2, 1, 64)},
 		{"stem7x7", convDense(4, 3, 112, 112, 64, 7, 2, 3, 1)},
 	} {
+		if x.c.Groups > 1 {
+			rows = append(rows, x)
+			continue
+		}
 		rows = append(rows, x, row{x.name + "_dx", convForInput(x.c)}, row{x.name + "_dw", convForKernel(x.c)})
 	}
 	for _, target := range []Target{V3, V4} {
