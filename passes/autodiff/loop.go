@@ -206,15 +206,11 @@ func (d *differ) loopGrad(r *ops.Reverse, op *ir.Op, douts []*ir.Value) ([]*ir.V
 		operands = append(operands, op.Results[k.result])
 	}
 	changes := func(i int) bool { return body.Results[i] != body.Params[i] }
-	cond, back := d.f.NewRegion(), d.f.NewRegion()
+	back := d.f.NewRegion()
 	for _, v := range operands {
-		cond.AddParam("", v.Type)
 		back.AddParam("", v.Type)
 	}
 	loc := op.Loc.With("vjp")
-	cb := ir.NewBuilder(d.t, cond, loc)
-	cond.Results = []*ir.Value{cb.Op("compare", []*ir.Value{cond.Params[0], i64(cb, 0)}, ir.A("dir", "ge"))}
-
 	bb := ir.NewBuilder(d.t, back, loc)
 	k, seeds := back.Params[0], back.Params[1:fixed]
 	carried := slices.Clone(back.Params[fixed:first])
@@ -261,12 +257,39 @@ func (d *differ) loopGrad(r *ops.Reverse, op *ir.Op, douts []*ir.Value) ([]*ir.V
 	back.Results = next
 	back.Ops = slices.Concat(entries, back.Ops)
 	readInstead(back, decided)
+	operands = dropUnread(back, operands, fixed)
+	cond := d.f.NewRegion()
+	for _, v := range operands {
+		cond.AddParam("", v.Type)
+	}
+	cb := ir.NewBuilder(d.t, cond, loc)
+	cond.Results = []*ir.Value{cb.Op("compare", []*ir.Value{cond.Params[0], i64(cb, 0)}, ir.A("dir", "ge"))}
 	res := b.Multi("while", operands, []*ir.Block{cond, back}, ir.A("trips", l.trips))
 	dins := make([]*ir.Value, len(op.Operands))
 	for j, i := range through {
 		dins[i] = res.Results[1+j]
 	}
 	return dins, nil
+}
+
+// dropUnread removes the carried values from index first on that the loop's body only hands
+// on, so that they need not live until the loop ends. It returns the operands that stay.
+func dropUnread(body *ir.Block, operands []*ir.Value, first int) []*ir.Value {
+	read := map[*ir.Value]bool{}
+	for _, op := range body.Ops {
+		for _, v := range op.Operands {
+			read[v] = true
+		}
+	}
+	params, results, stay := body.Params[:first:first], body.Results[:first:first], operands[:first:first]
+	for i := first; i < len(operands); i++ {
+		if p := body.Params[i]; read[p] {
+			p.Index = len(params)
+			params, results, stay = append(params, p), append(results, body.Results[i]), append(stay, operands[i])
+		}
+	}
+	body.Params, body.Results = params, results
+	return stay
 }
 
 // inlineUpTo inlines the part of a rewritten body that computes its first n results.
