@@ -23,7 +23,7 @@ import (
 
 // program is a built executable and what a test runs it with.
 type program struct {
-	t    *testing.T
+	t    testing.TB
 	path string
 	dir  string // its working directory, empty at the start
 }
@@ -122,7 +122,7 @@ func (p program) lines(args ...string) []line {
 	return parse(p.t, r.stdout)
 }
 
-func parse(t *testing.T, stdout string) []line {
+func parse(t testing.TB, stdout string) []line {
 	t.Helper()
 	var ls []line
 	s := bufio.NewScanner(strings.NewReader(stdout))

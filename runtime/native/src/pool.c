@@ -12,15 +12,19 @@
 
 #include "rp.h"
 
-/* How long a worker spins before it parks: about what parking and being woken costs (most
- * where a halted virtual CPU must be started), so that waiting never costs more than twice
- * the better of the two. Longer waits should not burn a core that somebody else could use. */
-enum { SPIN_NS = 50000, SPINS_PER_LOOK = 32 };
+/* How long a worker spins before it parks. At most about what parking and being woken costs
+ * (most where a halted virtual CPU must be started), so that waiting never costs more than
+ * twice the better of the two. Each time in vain halves it: where others use the CPUs, the
+ * one waited for may only run once the waiter has gone. Each success doubles it, and now and
+ * then the most is tried again. */
+enum { MAX_SPIN_NS = 50000, MIN_SPIN_NS = 2000, SPINS_PER_LOOK = 32, VAIN_BEFORE_RETRY = 32 };
 
 struct rp_pool {
     _Alignas(64) atomic_uint arrived;
     _Alignas(64) atomic_uint generation; /* of the barrier; what sleepers wait on */
     atomic_uint sleepers;
+    atomic_int spin_ns; /* these two are rough and need no order */
+    atomic_uint vain;
     _Alignas(64) int workers;
     bool spin; /* every worker can have a CPU of its own */
     bool quit;
@@ -35,13 +39,20 @@ struct rp_pool {
 
 /* Whether the barrier was over in time. */
 static bool spin(rp_pool *p, unsigned generation) {
-    int64_t end = rp_now_ns() + SPIN_NS;
+    int budget = atomic_load_explicit(&p->spin_ns, memory_order_relaxed);
+    int64_t end = rp_now_ns() + budget;
     do {
         for (int i = 0; i < SPINS_PER_LOOK; i++) {
-            if (atomic_load_explicit(&p->generation, memory_order_acquire) != generation) return true;
-            __builtin_ia32_pause();
+            if (atomic_load_explicit(&p->generation, memory_order_acquire) == generation) {
+                __builtin_ia32_pause();
+                continue;
+            }
+            if (budget < MAX_SPIN_NS) atomic_store_explicit(&p->spin_ns, 2 * budget, memory_order_relaxed);
+            return true;
         }
     } while (rp_now_ns() < end);
+    bool retry = atomic_fetch_add_explicit(&p->vain, 1, memory_order_relaxed) % VAIN_BEFORE_RETRY == VAIN_BEFORE_RETRY - 1;
+    atomic_store_explicit(&p->spin_ns, retry ? MAX_SPIN_NS : budget / 2 > MIN_SPIN_NS ? budget / 2 : MIN_SPIN_NS, memory_order_relaxed);
     return false;
 }
 
@@ -116,6 +127,7 @@ int rp_pool_create(rp_pool **out, int workers, rp_error *e) {
         return rp_fail(e, REPRISE_MEMORY, NULL, "no memory for %d threads", workers);
     }
     p->workers = workers;
+    p->spin_ns = MAX_SPIN_NS;
     p->spin = workers <= rp_cpu_count();
     /* Signals belong to the thread that runs main. */
     sigset_t all, old;
