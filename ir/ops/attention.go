@@ -114,7 +114,7 @@ func attentionRow() *ir.OpDef {
 	d := checked(&ir.OpDef{
 		Name: "attention", Family: "attention",
 		Doc: "`softmax(scale · q·kᵀ) · v` for each head of q [B,Tq,H,D] over k, v [B,Tk,Hk,D], query head h reading key head h/(H/Hk); result [B,Tq,H,D] and the logarithm of each row's normaliser, lse [B,H,Tq]. " +
-			"Dropout with probability p drops weights after normalisation is summed. Online softmax over key blocks of 64, in order: see docs/numerics.md.",
+			"Dropout with probability p (rounded to f32) drops weights after the normaliser is summed. Online softmax over key blocks of 64, in order: see docs/numerics.md.",
 		Operands: []string{"q", "k", "v", "key?"}, Results: []string{"out", "lse"},
 		Attrs: attentionAttrs(), Det: attentionDet, Cost: attentionCost(2),
 		Ref: func(_ ir.Eval, op *ir.Op, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
