@@ -19,6 +19,7 @@ import (
 	"reprise/ir/interp"
 	"reprise/ir/kern"
 	"reprise/ir/ops"
+	"reprise/ir/ops/convref"
 	"reprise/ir/tensor"
 	"reprise/passes/autodiff"
 	"reprise/passes/lower"
@@ -861,5 +862,24 @@ func TestRegionsRefuse(t *testing.T) {
 		for _, c := range def.Constraints {
 			assert.True(t, tried[def.Name+"/"+c.Label], "nothing tried breaks %s/%s (%s)", def.Name, c.Label, c.Text)
 		}
+	}
+}
+
+// A convolution as a kernel of its family has the op's bits.
+func TestConvKernelMatchesReference(t *testing.T) {
+	table := ops.Table()
+	for _, s := range samples() {
+		if s.op != "conv" {
+			continue
+		}
+		in, err := s.build(t, table, dtype.F32)
+		require.NoError(t, err)
+		args := in.data(rand.New(rand.NewPCG(1, 2)), false)
+		want, err := interp.Run(in.f, args)
+		require.NoError(t, err)
+		k := ops.ConvKernel(in.op)
+		require.NoError(t, k.Check(), s.line)
+		got := tensor.Of(convref.Conv32(k, args[0].F32(), args[1].F32()), in.op.Out(0).Shape...)
+		assert.NoError(t, sameBits(want[0], got), s.line)
 	}
 }

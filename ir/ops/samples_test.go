@@ -144,6 +144,9 @@ conv(F[4,3,5,5], F[6,3,3,3]) batch_groups=2 padding=[1,0,0,2]
 conv(F[2,7,6,3], F[3,2,3,4]) x_dims=[0,3,1,2] w_dims=[3,2,0,1] y_dims=[0,3,1,2] reverse=true strides=[1,2]
 conv(F[2,6,9], F[6,1,3]) feature_groups=6
 conv(F[2,3], F[4,3])
+conv(f32[1,2,4150], f32[1,2,4150])
+conv(f32[1,70,160], f32[2,70,155])
+conv(f32[1,1,8300], f32[1,1,8300])
 reduce_window(T[2,7,6]) window=[1,3,2] strides=[1,2,1] padding=[0,0,1,1,0,1] kind=sum
 reduce_window(T[7,6]) window=[3,2] base_dilation=[2,1] window_dilation=[1,2] padding=[1,0,0,1] kind=sum
 reduce_window(T[7,6]) window=[3,2] strides=[2,1] padding=[1,0,0,1] kind=max

@@ -72,6 +72,20 @@ type ConvDims struct {
 	Out           int64 // output features
 	In            int64 // input channels that an output feature reads
 	Taps          int64 // kernel positions
+	Segment       int64 // input channels of one chain: see ConvSegment
+}
+
+// ConvSegment is how many of the input channels make one chain of fma in a convolution:
+// all of them, unless channels × kernel positions exceed 8192; then as many as fill 8192 (at
+// least one). The chains of the segments are joined in order. It is a function of
+// shape alone, and cuts the weight gradients of convolutions, whose "channels" are the batch
+// and whose "kernel" is a whole picture.
+func ConvSegment(channels, taps int64) int64 {
+	const limit = 8192
+	if channels*taps <= limit {
+		return max(1, channels)
+	}
+	return max(1, limit/max(1, taps))
 }
 
 // ConvDimsOf reads the attributes of an op conv; the error says what does not fit.
@@ -137,6 +151,7 @@ func ConvDimsOf(op *ir.Op) (ConvDims, error) {
 		return d, fmt.Errorf("batch %d of input %v does not divide into %d groups", batch, x, bg)
 	}
 	d.Batch = batch / bg
+	d.Segment = ConvSegment(d.In, d.Taps)
 	return d, nil
 }
 
@@ -157,8 +172,8 @@ func convRow() *ir.OpDef {
 		Doc: "Convolution (correlation: the kernel is not flipped) of `x` with kernel `w`, any number of spatial dimensions. Tap k of output position p reads x at " +
 			"p·stride + k·rhs_dilation − low padding, in x spread out by lhs_dilation; taps outside of x or between its elements are skipped. Output feature o reads the " +
 			"input channels of feature group o / (out / feature_groups), and the part of the batch of batch group o / (out / batch_groups).\n\n" +
-			"Per element one chain acc = fma(x, w, acc) from +0: input channels in order, for each the kernel positions in row-major order. " +
-			"f16 and bf16 accumulate in f32 (bf16 without pairs), integers wrap.",
+			"Per element one chain acc = fma(x, w, acc) from +0: input channels in order, for each the kernel positions in row-major order. Where channels × positions exceed " +
+			"8192, chains of as many whole channels as fill 8192 (at least one) are joined in order. f16 and bf16 accumulate in f32 (bf16 without pairs), integers wrap.",
 		Operands: []string{"x", "w"}, Results: []string{"y"},
 		Attrs: []ir.AttrDef{
 			{Name: "strides", Kind: "ints", Default: none, Doc: "per spatial dimension; default 1"},
@@ -209,6 +224,7 @@ func convRef(d ConvDims, x, w *tensor.Tensor) *tensor.Tensor {
 	y := tensor.New(x.DType, d.shape()...)
 	acct := x.DType.Accum()
 	fma := fmaBits(acct)
+	add, _ := reducer("sum", acct)
 	xs, ws := stridesOf(x.Shape), stridesOf(w.Shape)
 	taps := make([]int64, len(d.Spans))
 	for i, s := range d.Spans {
@@ -219,8 +235,14 @@ func convRef(d ConvDims, x, w *tensor.Tensor) *tensor.Tensor {
 		fg, bg := o/(d.Out/d.FeatureGroups), o/(d.Out/d.BatchGroups)
 		xb := (bg*d.Batch+at[d.Y[0]])*xs[d.X[0]] + fg*d.In*xs[d.X[1]]
 		wb := o * ws[d.W[0]]
-		var acc uint64
+		var total, acc uint64
 		for c := range d.In {
+			if c > 0 && c%d.Segment == 0 { // a chain is complete
+				if total = add(total, acc); c == d.Segment {
+					total = acc
+				}
+				acc = 0
+			}
 			eachIndex(taps, func(_ int64, k []int64) {
 				px, pw := xb+c*xs[d.X[1]], wb+c*ws[d.W[1]]
 				for i, s := range d.Spans {
@@ -237,6 +259,9 @@ func convRef(d ConvDims, x, w *tensor.Tensor) *tensor.Tensor {
 				}
 				acc = fma(accGet(x, px), accGet(w, pw), acc)
 			})
+		}
+		if d.In > d.Segment {
+			acc = add(total, acc)
 		}
 		accSet(y, flat, acc)
 	})
@@ -282,11 +307,54 @@ func convElem(c ir.ElemCtx, op *ir.Op, idx []*kern.Expr) []*kern.Expr {
 			return []*kern.Expr{chain(i+1, kern.And(ok, in), acc[0])}
 		})[0]
 	}
-	acc := c.Loop(d.In, []*kern.Expr{kern.Zero(acct)}, func(ch *kern.Expr, acc []*kern.Expr) []*kern.Expr {
-		px[d.X[1]], pw[d.W[1]] = kern.Add(c0, ch), ch
-		return []*kern.Expr{chain(0, kern.Bool(true), acc[0])}
-	})
-	return []*kern.Expr{c.Round(acc[0], op.Out(0).DType)}
+	channels := func(from *kern.Expr, n int64) *kern.Expr {
+		return c.Loop(n, []*kern.Expr{kern.Zero(acct)}, func(i *kern.Expr, acc []*kern.Expr) []*kern.Expr {
+			ch := kern.Add(from, i)
+			px[d.X[1]], pw[d.W[1]] = kern.Add(c0, ch), ch
+			return []*kern.Expr{chain(0, kern.Bool(true), acc[0])}
+		})[0]
+	}
+	if d.Segment >= d.In {
+		return []*kern.Expr{c.Round(channels(kern.I64(0), d.In), op.Out(0).DType)}
+	}
+	total := channels(kern.I64(0), d.Segment)
+	whole, rest := d.In/d.Segment, d.In%d.Segment
+	if whole > 1 {
+		total = c.Loop(whole-1, []*kern.Expr{total}, func(i *kern.Expr, acc []*kern.Expr) []*kern.Expr {
+			from := kern.Mul(kern.Add(i, kern.I64(1)), kern.I64(d.Segment))
+			return []*kern.Expr{kern.Add(acc[0], channels(from, d.Segment))}
+		})[0]
+	}
+	if rest > 0 {
+		total = kern.Add(total, channels(kern.I64(whole*d.Segment), rest))
+	}
+	return []*kern.Expr{c.Round(total, op.Out(0).DType)}
+}
+
+// ConvKernel is the op conv as a kernel of the hand-scheduled family; nil where a size is zero.
+func ConvKernel(op *ir.Op) *kern.Conv {
+	d, err := ConvDimsOf(op)
+	if err != nil {
+		panic("BUG: " + err.Error())
+	}
+	x, w, y := op.In(0), op.In(1), op.Out(0)
+	if x.Len() == 0 || w.Len() == 0 || y.Len() == 0 {
+		return nil
+	}
+	xs, ws, ys := stridesOf(x.Shape), stridesOf(w.Shape), stridesOf(y.Shape)
+	k := &kern.Conv{
+		Name: "conv", DType: x.DType, Batch: d.Batch, Channels: d.Out, InChannels: d.In,
+		Groups: d.FeatureGroups, BatchGroups: d.BatchGroups, Segment: d.Segment,
+		InBatch: xs[d.X[0]], InChannel: xs[d.X[1]], KerOut: ws[d.W[0]], KerIn: ws[d.W[1]], OutBatch: ys[d.Y[0]], OutChannel: ys[d.Y[1]],
+		LenIn: x.Len(), LenKer: w.Len(), LenOut: y.Len(),
+	}
+	for i, s := range d.Spans {
+		k.Spatial = append(k.Spatial, kern.ConvDim{
+			In: s.in, Kernel: s.win, Out: s.out(), Stride: s.stride, InDilation: s.ldil, KernelDilation: s.rdil, PadLo: s.lo, Reverse: d.Reverse,
+			StrideIn: xs[d.X[2+i]], StrideKer: ws[d.W[2+i]], StrideOut: ys[d.Y[2+i]],
+		})
+	}
+	return k
 }
 
 // swapped exchanges the first two places.
