@@ -77,6 +77,7 @@ type Row struct {
 	Version string    `json:"version"` // of the peer
 	MS      []float64 `json:"ms"`      // all measured steps, in order
 	Median  float64   `json:"median_ms"`
+	Best    float64   `json:"best_ms"`
 	// Ratio is the median over the rounds of this contestant's median in the round,
 	// divided by that of our first program in the same round: above 1 is slower than us.
 	Ratio  float64 `json:"ratio"`
@@ -98,6 +99,9 @@ type Report struct {
 	CPU     string `json:"cpu"`
 	Threads int    `json:"threads"`
 	Rounds  int    `json:"rounds"`
+	// Load is the machine's one-minute load average before the first program was started:
+	// what else ran. Peers that wait for all their threads suffer most from it.
+	Load float64 `json:"load"`
 	Rows    []*Row `json:"rows"`
 }
 
@@ -134,7 +138,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	defer os.RemoveAll(tmp)
-	report := &Report{CPU: cpuName(), Threads: o.Threads, Rounds: o.Rounds}
+	report := &Report{CPU: cpuName(), Threads: o.Threads, Rounds: o.Rounds, Load: load()}
 	for _, c := range o.Configs {
 		rows, err := measure(ctx, o, c, tmp)
 		if err != nil {
@@ -215,6 +219,9 @@ func measure(ctx context.Context, o Options, c Config, tmp string) ([]*Row, erro
 	}
 	for _, r := range rows {
 		r.Median = median(r.MS)
+		if len(r.MS) > 0 {
+			r.Best = slices.Min(r.MS)
+		}
 		var ratios []float64
 		for k := range r.rounds {
 			ratios = append(ratios, r.rounds[k]/rows[0].rounds[k])
@@ -433,6 +440,15 @@ func cpuName() string {
 	return runtime.GOARCH
 }
 
+// load is the one-minute load average, 0 where the system does not tell.
+func load() float64 {
+	var x float64
+	if data, err := os.ReadFile("/proc/loadavg"); err == nil {
+		fmt.Sscan(string(data), &x)
+	}
+	return x
+}
+
 // Write puts step.json and step.md into dir; "" writes nothing.
 func (r *Report) Write(dir string) error {
 	if dir == "" {
@@ -452,19 +468,23 @@ func (r *Report) Write(dir string) error {
 func (r *Report) Markdown() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "One training step, f32, %d threads, %s. Median of %d turns, contestants alternating in one run;\n", r.Threads, r.CPU, r.Rounds)
-	b.WriteString("\"time\" is relative to our first program in the same turn (above 1: slower than it).\n\n")
-	b.WriteString("| model | program | ms | time | memory, MiB | counted as | start, s |\n|---|---|--:|--:|--:|---|--:|\n")
+	b.WriteString("\"time\" is relative to our first program in the same turn (above 1: slower than it).\n")
+	fmt.Fprintf(&b, "Load average of the machine at the start: %.1f.", r.Load)
+	if r.Load > 0.5 {
+		b.WriteString(" **Other programs were running, so these figures mean little.**")
+	}
+	b.WriteString("\n\n| model | program | ms | best | time | memory, MiB | counted as | start, s |\n|---|---|--:|--:|--:|--:|---|--:|\n")
 	for _, row := range r.Rows {
 		who := row.Who
 		if row.Version != "" {
 			who = row.Version
 		}
 		if row.Refused != "" {
-			fmt.Fprintf(&b, "| %s | %s | – | – | – | %s | – |\n", row.Config, who, strings.ReplaceAll(row.Refused, "\n", " "))
+			fmt.Fprintf(&b, "| %s | %s | – | – | – | – | %s | – |\n", row.Config, who, strings.ReplaceAll(row.Refused, "\n", " "))
 			continue
 		}
-		fmt.Fprintf(&b, "| %s | %s | %.1f | %.2f | %.0f | %s | %.1f |\n",
-			row.Config, who, row.Median, row.Ratio, float64(row.Memory)/(1<<20), row.MemoryIs, row.Start)
+		fmt.Fprintf(&b, "| %s | %s | %.1f | %.1f | %.2f | %.0f | %s | %.1f |\n",
+			row.Config, who, row.Median, row.Best, row.Ratio, float64(row.Memory)/(1<<20), row.MemoryIs, row.Start)
 	}
 	return b.String()
 }

@@ -70,7 +70,7 @@ func TestRunAlternates(t *testing.T) {
 	require.NoError(t, json.Unmarshal(data, &step.Report{}))
 	table, err := os.ReadFile(filepath.Join(dir, "results", "step.md"))
 	require.NoError(t, err)
-	require.True(t, strings.Contains(string(table), "| tiny | Fake 1.0 | 20.0 | 2.00 | 2 | resident |"), string(table))
+	require.True(t, strings.Contains(string(table), "| tiny | Fake 1.0 | 20.0 | 20.0 | 2.00 | 2 | resident |"), string(table))
 }
 
 func TestMissingPeersAreRows(t *testing.T) {
