@@ -102,7 +102,7 @@ type Report struct {
 	// Load is the machine's one-minute load average before the first program was started:
 	// what else ran. Peers that wait for all their threads suffer most from it.
 	Load float64 `json:"load"`
-	Rows    []*Row `json:"rows"`
+	Rows []*Row  `json:"rows"`
 }
 
 // contestant is a program that runs steps when told to.
