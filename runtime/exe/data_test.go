@@ -18,7 +18,7 @@ import (
 )
 
 // le is little-endian bytes of numbers.
-func le(t *testing.T, xs any) []byte {
+func le(t testing.TB, xs any) []byte {
 	t.Helper()
 	b, err := binary.Append(nil, binary.LittleEndian, xs)
 	require.NoError(t, err)
@@ -33,7 +33,7 @@ func npy(descr, shape string, data []byte) []byte {
 }
 
 // npz is a zip archive with these files.
-func npz(t *testing.T, method uint16, files ...any) []byte {
+func npz(t testing.TB, method uint16, files ...any) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	z := zip.NewWriter(&b)
@@ -47,7 +47,7 @@ func npz(t *testing.T, method uint16, files ...any) []byte {
 	return b.Bytes()
 }
 
-func i32s(t *testing.T, data []byte) []int32 {
+func i32s(t testing.TB, data []byte) []int32 {
 	t.Helper()
 	xs := make([]int32, len(data)/4)
 	_, err := binary.Decode(data, binary.LittleEndian, xs)

@@ -205,7 +205,7 @@ func (p program) start(then func(*os.Process), args ...string) result {
 }
 
 // safetensors is a checkpoint's header and data, by the format's definition.
-func safetensors(t *testing.T, file []byte) (map[string]json.RawMessage, []byte) {
+func safetensors(t testing.TB, file []byte) (map[string]json.RawMessage, []byte) {
 	t.Helper()
 	n := int(uint64(file[0]) | uint64(file[1])<<8 | uint64(file[2])<<16 | uint64(file[3])<<24)
 	h := map[string]json.RawMessage{}
@@ -221,7 +221,7 @@ func makeSafetensors(header string, data []byte) []byte {
 }
 
 // tensor returns a tensor's bytes.
-func tensor(t *testing.T, file []byte, name string) []byte {
+func tensor(t testing.TB, file []byte, name string) []byte {
 	t.Helper()
 	h, data := safetensors(t, file)
 	var d struct {
