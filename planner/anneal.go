@@ -34,9 +34,7 @@ type annealer struct {
 	lowest   []int32 // sequence with the smallest peak seen while nothing fits
 	lowPeak  int64
 
-	puts  int // copies added by the move at hand
-	moves [kinds]int64
-	taken [kinds]int64
+	puts int // copies added by the move at hand
 }
 
 const (
@@ -90,18 +88,20 @@ func (a *annealer) note() {
 // cost). stop is asked now and then.
 func (a *annealer) run(moves int64, hot, cold float64, mx mix, stop func() bool) int64 {
 	var wheel [64]uint8
-	sum := 0
-	for _, w := range mx {
-		sum += w
-	}
-	k := 0
-	acc := 0
-	for kind, w := range mx {
-		acc += w
-		for ; k < len(wheel)*acc/sum; k++ {
-			wheel[k] = uint8(kind)
+	turn := func(w mix) {
+		sum, acc, k := 0, 0, 0
+		for _, x := range w {
+			sum += x
+		}
+		for kind, x := range w {
+			acc += x
+			for ; k < len(wheel)*acc/sum; k++ {
+				wheel[k] = uint8(kind)
+			}
 		}
 	}
+	turn(mx)
+	var tried, took [kinds]int64 // since the wheel was turned
 	cur := a.energy()
 	temp := hot
 	var done int64
@@ -111,6 +111,18 @@ func (a *annealer) run(moves int64, hot, cold float64, mx mix, stop func() bool)
 				break
 			}
 			temp = hot * math.Pow(cold/hot, float64(done)/float64(moves))
+		}
+		if done&8191 == 8191 {
+			// Moves that are hardly ever accepted are tried less often.
+			w := mx
+			for k := range w {
+				w[k] *= 16
+				if n := tried[k]; n >= 64 && took[k]*16 < n {
+					w[k] = max(w[k]/8, int(int64(w[k])*took[k]*16/n))
+				}
+			}
+			turn(w)
+			tried, took = [kinds]int64{}, [kinds]int64{}
 		}
 		a.t.log = a.t.log[:0]
 		kind := wheel[a.rng.next()>>58]
@@ -127,7 +139,7 @@ func (a *annealer) run(moves int64, hot, cold float64, mx mix, stop func() bool)
 		default:
 			made = a.swap()
 		}
-		a.moves[kind]++
+		tried[kind]++
 		if !made {
 			if len(a.t.log) > 0 {
 				a.t.undo(0)
@@ -136,7 +148,7 @@ func (a *annealer) run(moves int64, hot, cold float64, mx mix, stop func() bool)
 		}
 		e := a.energy()
 		if e <= cur || a.rng.float() < math.Exp((cur-e)/temp) {
-			a.taken[kind]++
+			took[kind]++
 			better := e < cur
 			cur = e
 			if better || a.best == nil {

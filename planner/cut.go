@@ -2,6 +2,7 @@ package planner
 
 import (
 	"math/bits"
+	"sort"
 )
 
 // A cut looks at one moment of a plan: the first run of node b. Each node has
@@ -34,12 +35,11 @@ type cut struct {
 	a      []int32 // by buffer: network node, -1 if it needs none
 	mems   []capEdge
 	costs  []capEdge
-	inf    []capEdge // edges that branching has made unbounded, by buffer
-	q      int64     // scale of costs: price is p/q
+	q      int64 // scale of costs: price is p/q
 	maxP   int64
 	side   []bool
 	evals  int
-	fixed  map[int32]bool
+	fix    []int8 // by mems, while branching: 1 kept, -1 not kept, 0 open
 }
 
 type capEdge struct {
@@ -161,14 +161,18 @@ func (c *cut) at(p int64) (cutPoint, bool) {
 			g.cap[e], g.cap[e+1] = unbounded, 0
 		}
 	}
-	for _, e := range c.mems {
-		g.cap[e.edge], g.cap[e.edge+1] = p*c.m.size[e.id], 0
+	for k, e := range c.mems {
+		price := p * c.m.size[e.id]
+		if c.fix != nil && c.fix[k] != 0 {
+			price = 0
+			if c.fix[k] < 0 {
+				price = unbounded
+			}
+		}
+		g.cap[e.edge], g.cap[e.edge+1] = price, 0
 	}
 	for _, e := range c.costs {
 		g.cap[e.edge], g.cap[e.edge+1] = c.q*c.m.cost[e.id], 0
-	}
-	for _, e := range c.inf {
-		g.cap[e.edge], g.cap[e.edge+1] = unbounded, 0
 	}
 	v := g.augment(cutSource, cutSink, unbounded)
 	if v >= unbounded {
@@ -176,7 +180,10 @@ func (c *cut) at(p int64) (cutPoint, bool) {
 	}
 	g.sourceSide(cutSource, c.side)
 	pt := cutPoint{p: p, value: v}
-	for _, e := range c.mems {
+	for k, e := range c.mems {
+		if c.fix != nil && c.fix[k] != 0 {
+			continue
+		}
 		if c.side[g.from[e.edge]] && !c.side[g.to[e.edge]] {
 			pt.mem += c.m.size[e.id]
 		}
@@ -267,12 +274,7 @@ func (c *cut) maximise(start int64, maxEvals int) cutBest {
 			if den <= 0 || num <= 0 {
 				return best
 			}
-			hi, l := bits.Mul64(uint64(num), uint64(c.q))
-			if hi >= uint64(den) {
-				return best
-			}
-			quo, _ := bits.Div64(hi, l, uint64(den))
-			next = int64(quo)
+			next = mulDiv(num, c.q, den)
 		}
 		if next == p || next == best.over.p || next <= 0 {
 			// The whole-number price next to the intersection may be better.
@@ -289,6 +291,17 @@ func (c *cut) maximise(start int64, maxEvals int) cutBest {
 		p = min(next, c.maxP)
 	}
 	return best
+}
+
+// mulDiv returns a·b/c, rounded down, for positive numbers, or 0 if it does not
+// fit.
+func mulDiv(a, b, c int64) int64 {
+	hi, lo := bits.Mul64(uint64(a), uint64(b))
+	if hi >= uint64(c) {
+		return 0
+	}
+	q, _ := bits.Div64(hi, lo, uint64(c))
+	return int64(min(q, 1<<62))
 }
 
 // least returns the fewest bytes that can be in memory when b runs first.
@@ -388,15 +401,23 @@ type sweepResult struct {
 
 func sweep(m *model, k *kin, order []int32, mem []int64, budget int64, maxCuts int, stop func() bool) sweepResult {
 	res := sweepResult{node: -1, possible: true}
+	// Candidates in order of time, and their ranks by memory.
 	var cand []int32
+	var need []int64
 	for i, x := range order {
 		if mem[i] > budget {
 			cand = append(cand, x)
+			need = append(need, mem[i])
 		}
 	}
 	if len(cand) == 0 {
 		return res
 	}
+	byMem := make([]int, len(cand))
+	for i := range byMem {
+		byMem[i] = i
+	}
+	sort.SliceStable(byMem, func(a, b int) bool { return need[byMem[a]] > need[byMem[b]] })
 	tried := make([]bool, len(cand))
 	bestAt := -1
 	var lastP int64
@@ -425,7 +446,10 @@ func sweep(m *model, k *kin, order []int32, mem []int64, budget int64, maxCuts i
 			bestAt = i
 		}
 	}
-	const coarse = 12
+	for i := 0; i < len(byMem) && i < 6; i++ {
+		try(byMem[i])
+	}
+	const coarse = 10
 	step := max(1, len(cand)/coarse)
 	for i := step / 2; i < len(cand); i += step {
 		try(i)

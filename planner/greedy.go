@@ -62,7 +62,7 @@ func (g *greedy) run(budget int64) []int32 {
 	g.seq = g.seq[:0]
 	g.pending = g.pending[:0]
 	g.liveSet = g.liveSet[:0]
-	g.limit = 64*m.n + 1024
+	g.limit = 8*m.n + 1024
 	for b := range g.live {
 		g.live[b], g.locked[b], g.ptr[b], g.inSet[b] = false, 0, 0, false
 	}

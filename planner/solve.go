@@ -110,6 +110,9 @@ type search struct {
 	steps  int64
 	kin    *kin
 	swept  sweepResult
+
+	lowSeq  []int32 // smallest peak seen
+	lowPeak int64
 }
 
 func newSearch(ctx context.Context, p *Problem, opt Options) *search {
@@ -194,12 +197,13 @@ func (s *search) solve() (*Plan, error) {
 	}
 }
 
-// attempt looks for plans within s.opt.Budget.
+// attempt looks for plans within s.opt.Budget, from the quick solvers to the
+// slow ones, until one meets the bound or the steps are spent.
 func (s *search) attempt() {
 	for _, o := range s.orders {
 		s.offer(o, "save-all")
 	}
-	if s.cost == s.lower {
+	if s.done() {
 		return
 	}
 	for _, o := range s.orders {
@@ -211,10 +215,130 @@ func (s *search) attempt() {
 		}
 	}
 	s.bound()
+	if s.done() || !s.swept.possible {
+		return
+	}
 	s.guided()
+	if s.done() {
+		return
+	}
+	s.integer()
+	if s.done() {
+		return
+	}
+	s.anneal()
 	if s.best == nil {
 		// Greedy is not monotone in the budget: a smaller one may work.
 		s.offer(s.smallest(), "min-budget")
+	}
+}
+
+func (s *search) done() bool { return s.best != nil && s.cost <= s.lower }
+
+// allowance returns the steps of a solve: what was asked for, or what takes
+// about one second on one core for problems of a few hundred to a few thousand
+// ops.
+func (s *search) allowance() int64 {
+	if s.opt.Steps > 0 {
+		return s.opt.Steps
+	}
+	return 400_000
+}
+
+// integer branches on the best cut, and lets greedy keep what each of the
+// choices found keeps.
+func (s *search) integer() {
+	r := &s.swept
+	if r.cut == nil {
+		return
+	}
+	enough := int64(math.MaxInt64)
+	if s.best != nil {
+		enough = s.cost - s.m.base
+	}
+	// One evaluation costs about as much as a move per edge of the network.
+	evals := int(s.allowance() * 64 / int64(len(r.cut.net.to)+64))
+	res := r.cut.integer(r.p, enough, max(evals, 16), s.stopped)
+	s.steps += int64(res.evals) * int64(len(r.cut.net.to)) / 64
+	if l := s.m.base + res.lower; l > s.lower {
+		s.lower, s.proof = l, ProofCutInteger
+	}
+	weight := make([]float64, len(s.m.size))
+	for k := len(res.kept) - 1; k >= 0 && k >= len(res.kept)-3; k-- {
+		for _, w := range []float64{3, 10, 100, 1e5} {
+			for u := range weight {
+				weight[u] = 1
+				if res.kept[k][u] {
+					weight[u] = w
+				}
+			}
+			s.weighted(weight, "integer-")
+			if s.stopped() && s.best != nil {
+				return
+			}
+		}
+	}
+}
+
+// weighted runs every greedy variant with weights.
+func (s *search) weighted(weight []float64, prefix string) {
+	for _, o := range s.orders {
+		for _, v := range greedyVariants {
+			if s.stopped() && s.best != nil {
+				return
+			}
+			g := newGreedy(s.m, o)
+			g.sizeP, g.distP, g.weight = v.sizeP, v.distP, weight
+			s.offer(g.run(s.opt.Budget), prefix+v.name)
+		}
+	}
+}
+
+// anneal improves the best sequence. Where there is none, or a poor one, it
+// also starts from the orders, at a higher temperature.
+func (s *search) anneal() {
+	left := s.allowance() - s.steps
+	if left <= 0 {
+		left = s.allowance() / 4
+	}
+	mean := float64(s.m.base) / float64(max(s.m.n, 1))
+	usual := mix{moveRotate: 2, moveNear: 1, moveRemove: 2, moveAdd: 2, moveSwap: 2}
+	run := func(seq []int32, moves int64, hot, cold float64, seed uint64) {
+		a := newAnnealer(s.m, seq, s.opt.Budget, s.opt.Seed*1000003+seed)
+		s.steps += a.run(moves, hot*mean, cold*mean, usual, s.stopped)
+		s.offer(a.best, "anneal")
+		if a.best == nil && a.lowest != nil {
+			s.low(a.lowest, a.lowPeak)
+		}
+	}
+	if s.best == nil || s.cost-s.lower > s.m.base/50 {
+		share := left / int64(2*len(s.orders))
+		for k, o := range s.orders {
+			if s.stopped() && s.best != nil {
+				return
+			}
+			run(o, share, 0.5, 0.003, uint64(100+k))
+			left -= share
+		}
+	}
+	if s.best == nil {
+		return
+	}
+	const rounds = 4
+	hot := 0.3
+	for k := 0; k < rounds && !s.done(); k++ {
+		if s.stopped() {
+			return
+		}
+		run(s.best, left/rounds, hot, 0.002, uint64(k))
+		hot /= 2
+	}
+}
+
+// low remembers a sequence with a small peak, for when nothing fits.
+func (s *search) low(seq []int32, peak int64) {
+	if s.lowSeq == nil || peak < s.lowPeak {
+		s.lowSeq, s.lowPeak = seq, peak
 	}
 }
 
@@ -223,11 +347,10 @@ func (s *search) bound() {
 	if s.kin == nil {
 		s.kin = newKin(s.m)
 	}
-	_, _, ok := s.sim.run(s.orders[len(s.orders)-1])
-	if !ok {
+	if _, _, ok := s.sim.run(s.m.order); !ok {
 		return
 	}
-	s.swept = sweep(s.m, s.kin, s.orders[len(s.orders)-1], s.sim.mem, s.opt.Budget, 60, s.stopped)
+	s.swept = sweep(s.m, s.kin, s.m.order, s.sim.mem, s.opt.Budget, 60, s.stopped)
 	if l := s.m.base + s.swept.lower; l > s.lower {
 		s.lower, s.proof = l, ProofCut
 	}
@@ -239,32 +362,41 @@ func (s *search) guided() {
 	if r.cut == nil || !r.best.fits {
 		return
 	}
-	keep := make([]bool, len(s.m.size))
+	// What both sides of the best price keep is sure; what only the cheaper
+	// side keeps is kept as far as there is room.
+	under := make([]bool, len(s.m.size))
+	over := make([]bool, len(s.m.size))
+	if _, ok := r.cut.at(r.best.over.p); !ok {
+		return
+	}
+	r.cut.kept(over)
+	if _, ok := r.cut.at(r.best.under.p); !ok {
+		return
+	}
+	r.cut.kept(under)
 	weight := make([]float64, len(s.m.size))
-	for _, pt := range []cutPoint{r.best.under, r.best.over} {
-		if _, ok := r.cut.at(pt.p); !ok {
-			continue
+	for _, w := range guideWeights {
+		for u := range weight {
+			weight[u] = 1
+			if over[u] {
+				weight[u] = w[1]
+			}
+			if under[u] {
+				weight[u] = w[0]
+			}
 		}
-		r.cut.kept(keep)
-		for _, w := range []float64{2, 5, 20, 100, 1e5} {
-			for u := range weight {
-				weight[u] = 1
-				if keep[u] {
-					weight[u] = w
-				}
-			}
-			for _, o := range s.orders {
-				for _, v := range greedyVariants {
-					if s.stopped() && s.best != nil {
-						return
-					}
-					g := newGreedy(s.m, o)
-					g.sizeP, g.distP, g.weight = v.sizeP, v.distP, weight
-					s.offer(g.run(s.opt.Budget), "guided-"+v.name)
-				}
-			}
+		s.weighted(weight, "guided-")
+		if s.stopped() && s.best != nil {
+			return
 		}
 	}
+}
+
+// guideWeights are tried by guided: the weight of a buffer that both sides of
+// the cut keep, and of one that only the cheaper side keeps.
+var guideWeights = [...][2]float64{
+	{2, 1}, {5, 1}, {20, 1}, {100, 1}, {1e5, 1},
+	{4, 2}, {100, 10}, {1e6, 1e3}, {1e5, 1e5},
 }
 
 type greedyVariant struct {
@@ -308,6 +440,9 @@ func (s *search) plan(seq []int32, solver string) (*Plan, error) {
 func (s *search) smallest() []int32 {
 	var best []int32
 	peak := int64(math.MaxInt64)
+	if s.lowSeq != nil {
+		best, peak = s.lowSeq, s.lowPeak
+	}
 	for _, o := range s.orders {
 		if pk, _, ok := s.sim.run(o); ok && pk < peak {
 			best, peak = o, pk
