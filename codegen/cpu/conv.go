@@ -134,7 +134,7 @@ func (g *convGen) plan() error {
 		g.rb = min(rows, max(1, convTilePixels/(g.wb*g.nb)))
 	}
 	// A few tiles for every thread, unless they get too small to be worth packing for.
-	for g.tiles() < 12 && g.nb*g.rb*g.wb > 96 {
+	for g.tiles() < 12 && g.nb*g.rb*g.wb > 48 {
 		switch {
 		case g.rb > 1:
 			g.rb = (g.rb + 1) / 2
