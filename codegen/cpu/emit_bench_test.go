@@ -55,7 +55,7 @@ func BenchmarkKernels(b *testing.B) {
 			var args []unsafe.Pointer
 			var total int64
 			for _, p := range k.Params {
-				one := emitFill(r, p.DType, min(p.Len, 1024))
+				one := samples.Fill(r, p.DType, min(p.Len, 1024))
 				buf := make([]byte, p.Len*p.DType.Size())
 				for at := 0; at < len(buf); at += copy(buf[at:], one) {
 				}

@@ -3,9 +3,6 @@ package cpu
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
-	"fmt"
-	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -22,7 +19,6 @@ import (
 	"reprise/codegen/internal/samples"
 	"reprise/ir/dtype"
 	"reprise/ir/kern"
-	"reprise/ir/kern/scalar"
 )
 
 // emitCase is a kernel with buffers to run it on.
@@ -31,76 +27,12 @@ type emitCase struct {
 	bufs [][]byte
 }
 
-// emitFill fills a buffer of type t with values of every kind.
-func emitFill(r *rand.Rand, t dtype.Type, n int64) []byte {
-	b := make([]byte, n*t.Size())
-	special := []float64{0, math.Copysign(0, -1), 1, -1, math.Inf(1), math.Inf(-1), math.NaN(), 1e-40, -1e-42, 3e38, 0.5, 255, 256, -128.5, 2147483648, 9.3e18, 65504, 65520, 1e-7}
-	for i := range n {
-		f := r.NormFloat64() * math.Exp(r.NormFloat64())
-		if r.IntN(6) == 0 {
-			f = special[r.IntN(len(special))]
-		}
-		switch at := b[i*t.Size():]; t {
-		case dtype.Bool:
-			at[0] = byte(r.IntN(2))
-		case dtype.F32:
-			binary.LittleEndian.PutUint32(at, math.Float32bits(float32(f)))
-		case dtype.F64:
-			binary.LittleEndian.PutUint64(at, math.Float64bits(f))
-		case dtype.F16:
-			binary.LittleEndian.PutUint16(at, scalar.F16(float32(f)))
-		case dtype.BF16:
-			binary.LittleEndian.PutUint16(at, scalar.BF16(float32(f)))
-		default:
-			u := r.Uint64()
-			if r.IntN(2) == 0 {
-				u = uint64(r.IntN(9) - 4)
-			}
-			var w [8]byte
-			binary.LittleEndian.PutUint64(w[:], u)
-			copy(at[:t.Size()], w[:])
-		}
-	}
-	return b
-}
-
 func emitCaseOf(k *kern.Kernel, r *rand.Rand) emitCase {
 	c := emitCase{k: k}
 	for _, p := range k.Params {
-		c.bufs = append(c.bufs, emitFill(r, p.DType, p.Len))
+		c.bufs = append(c.bufs, samples.Fill(r, p.DType, p.Len))
 	}
 	return c
-}
-
-// emitSame compares buffers; any NaN equals any NaN.
-func emitSame(t dtype.Type, a, b []byte) error {
-	if bytes.Equal(a, b) {
-		return nil
-	}
-	n := int(t.Size())
-	for i := 0; i < len(a); i += n {
-		x, y := a[i:i+n], b[i:i+n]
-		if bytes.Equal(x, y) {
-			continue
-		}
-		nan := func(v []byte) bool {
-			switch t {
-			case dtype.F32:
-				return math.Float32bits(math.Float32frombits(binary.LittleEndian.Uint32(v)))&0x7fffffff > 0x7f800000
-			case dtype.F64:
-				return math.IsNaN(math.Float64frombits(binary.LittleEndian.Uint64(v)))
-			case dtype.F16:
-				return binary.LittleEndian.Uint16(v)&0x7fff > 0x7c00
-			case dtype.BF16:
-				return binary.LittleEndian.Uint16(v)&0x7fff > 0x7f80
-			}
-			return false
-		}
-		if !nan(x) || !nan(y) {
-			return fmt.Errorf("element %d of %v: compiled %x, interpreted %x", i/n, t, x, y)
-		}
-	}
-	return nil
 }
 
 func emitLink(t testing.TB, objects []string) uintptr {
@@ -198,7 +130,7 @@ func emitDifferential(t *testing.T, cases []emitCase) {
 				f(unsafe.Pointer(&args[0]), half, c.k.Tiles, sp)
 				f(unsafe.Pointer(&args[0]), 0, half, sp)
 				for j, p := range c.k.Params {
-					if err := emitSame(p.DType, inners[j], want[i][j]); err != nil {
+					if err := samples.Same(p.DType, inners[j], want[i][j]); err != nil {
 						t.Fatalf("case %d %q, parameter %d: %v\n%s", i, c.k.Name, j, err, c.k.Text())
 					}
 					for _, g := range wholes[j][:64] {
@@ -311,3 +243,6 @@ func TestCompileIsDeterministic(t *testing.T) {
 		}
 	}
 }
+
+// emitSame compares buffers of compiled code with the interpreter's.
+func emitSame(t dtype.Type, got, want []byte) error { return samples.Same(t, got, want) }

@@ -100,7 +100,7 @@ func TestEpilogueEqualsStrip(t *testing.T) {
 			ps := []unsafe.Pointer{unsafe.Pointer(&c.bufs[0][0]), unsafe.Pointer(&c.bufs[1][0]), unsafe.Pointer(&got[0]), unsafe.Pointer(&c.bufs[3][0])}
 			s := make([]byte, 4096)
 			f(unsafe.Pointer(&ps[0]), 0, rows, unsafe.Pointer(&s[0]))
-			require.NoError(t, emitSame(dtype.BF16, got, want), "%v %s", target, form)
+			require.NoError(t, samples.Same(dtype.BF16, got, want), "%v %s", target, form)
 		}
 	}
 }

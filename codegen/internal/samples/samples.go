@@ -115,6 +115,19 @@ func MergeSort(rows, n int64) *kern.Kernel {
 	return b.K
 }
 
+// Scan sums each row of n elements serially through memory: what one statement
+// stores, the next reads.
+func Scan(rows, n int64) *kern.Kernel {
+	b := kern.NewBuilder("scan", rows)
+	x, y := b.In("x", dtype.F32, rows*n), b.Out("y", dtype.F32, rows*n)
+	l, k, i := kern.NewLocal("l", dtype.F32, n+1), iv("k"), iv("i")
+	at := func(k *kern.Expr) *kern.Expr { return kern.Add(kern.Mul(b.TileIndex(), i64(n)), k) }
+	b.Do(l.Set(i64(0), kern.F32(0)),
+		kern.Range(k, i64(n), l.Set(kern.Add(get(k), i64(1)), kern.Add(l.At(get(k)), x.At(at(get(k)))))),
+		kern.Lane(i, i64(n), y.Set(at(get(i)), kern.Sub(l.At(kern.Add(get(i), i64(1))), l.At(i64(0))))))
+	return b.K
+}
+
 // Gather reads rows by index, with an edge that is not read.
 func Gather(rows, n, c int64) *kern.Kernel {
 	b := kern.NewBuilder("gather", rows)
@@ -158,7 +171,7 @@ func Programs() []*kern.Kernel {
 	ks := []*kern.Kernel{
 		LayerNorm(4, 384), LayerNorm(3, 77), LayerNorm(2, 1),
 		Matmul(3, 17, 64), Matmul(2, 5, 131), Matmul(2, 0, 20), Matmul(5, 9, 7),
-		MergeSort(3, 100), MergeSort(1, 1),
+		MergeSort(3, 100), MergeSort(1, 1), Scan(3, 90),
 		Gather(5, 7, 40), Scatter(9, 70), Random(3, 200), Random(2, 30),
 	}
 	for _, c := range []int64{1, 5, 16, 63, 64, 65, 100, 128, 200, 384, 1000} {
