@@ -285,18 +285,19 @@ func (p *contractPlan) streams(unit, units int64, visit func(*contractPlan)) boo
 	return found
 }
 
-// contractCuts lists sensible numbers of tiles for n units.
+// contractCuts lists sensible numbers of tiles for n units: all small ones, then ever
+// fewer multiples of 6, which two and three threads share evenly.
 func contractCuts(n int64) []int64 {
 	var out []int64
 	for i := int64(1); i <= n; {
 		out = append(out, i)
 		switch {
-		case i < 24:
+		case i < 12:
 			i++
-		case i < 96:
+		case i < 24:
 			i += 3
 		default:
-			i += max(6, i/8/6*6)
+			i = (i + i/4 + 5) / 6 * 6
 		}
 	}
 	return out
@@ -348,8 +349,8 @@ func (p *contractPlan) layout(unit int64) {
 	}
 }
 
-// estimate is the modelled time in cycles of one core, with the imbalance of two and
-// three threads averaged in. The constants are measured on Zen 4.
+// estimate is the modelled time in cycles, averaged over one, two and three threads
+// (times their number). The constants are measured on Zen 4.
 func (p *contractPlan) estimate(unit int64) float64 {
 	m, n, k := float64(p.rows.Size), float64(p.vecs*p.lanes), float64(p.k)
 	bt := float64(p.batches)
@@ -361,40 +362,15 @@ func (p *contractPlan) estimate(unit int64) float64 {
 	micro := bt * m * float64(p.vecs) * kk
 	// Each call of the micro-kernel: prologue, and its accumulators in and out.
 	calls := bt * float64(p.panels*p.groups*p.nk)
-	over := calls*40 + bt*m*float64(p.vecs)*float64(2*p.nk)*1.5
-	timesA, timesB := float64(p.tilesN), float64(p.tilesM)
-	if ((p.keepA || p.kOuter) && !p.colsOuter) || ((p.keepA || p.kOuter || p.nk == 1) && p.tilesM == 1) {
-		timesA = 1
+	over := calls*40 + bt*m*float64(p.vecs)*float64(2*p.nk)*1.5 + float64(p.tiles())*150
+	if p.bytes > 800<<10 {
+		over += micro * 0.01 // the scratch does not leave L2 enough room
 	}
-	if ((p.keepB || p.kOuter) && p.colsOuter) || ((p.keepB || p.kOuter || p.nk == 1) && p.tilesN == 1) {
-		timesB = 1
+	if group := float64(p.kc*p.nv*p.lanes) * size; group > 140<<10 {
+		over += micro * 0.015 // every panel of rows sweeps a long group of B
 	}
-	// Packing, cycles an element: what is small stays in L2, the rest comes from
-	// memory the first time and from L3 later.
-	per := func(o contractOperand, elems, times float64) float64 {
-		first, later := 0.4, 0.4
-		if elems*float64(o.dt.Size()) > 512<<10 {
-			first, later = 0.8, 0.6
-		}
-		switch o.path {
-		case contractPathG:
-			first, later = first+1.5, later+1.5
-		case contractPathT:
-			first, later = first+4, later+4
-		}
-		return elems * (first + later*(times-1))
-	}
-	pack := bt * (per(p.a, m*k, timesA) + per(p.b, n*k, timesB))
-	if p.stream {
-		pack = bt * per(p.a, m*k, timesA)
-		if n/float64(p.tilesN)*k*size > 512<<10 && p.panels > 1 {
-			pack += bt * n * k * 0.5
-		}
-	}
-	spill := 0.0
 	if p.direct {
-		passes := float64(2*p.nk - 1)
-		per := 0.02
+		passes, per := float64(2*p.nk-1), 0.02
 		work := m / float64(p.tilesM) * n / float64(p.tilesN) * size
 		if p.kOuter {
 			work = m * n * size / 2
@@ -402,17 +378,78 @@ func (p *contractPlan) estimate(unit int64) float64 {
 		if p.nk > 1 && work > 256<<10 {
 			per = 0.08
 		}
-		spill = bt * m * n * size * passes * per
+		over += bt * m * n * size * passes * per
 	}
-	if p.bytes > 800<<10 {
-		over += micro * 0.01
+	// How often each operand is packed; whole: every thread packs all of it.
+	timesA, timesB := float64(p.tilesN), float64(p.tilesM)
+	wholeA := (p.keepA || p.kOuter || p.nk == 1) && p.tilesM == 1
+	wholeB := (p.keepB || p.kOuter || p.nk == 1) && p.tilesN == 1
+	if wholeA || (p.keepA || p.kOuter) && !p.colsOuter {
+		timesA = 1
 	}
-	tiles := float64(p.tiles())
-	total := micro + over + pack + spill + tiles*150
-	balance := 0.0
-	for _, th := range []int64{1, 2, 3} {
-		most := contractCeilDiv(p.tiles(), th)
-		balance += float64(most*th) / tiles
+	if wholeB || (p.keepB || p.kOuter) && p.colsOuter {
+		timesB = 1
 	}
-	return total * balance / 3
+	packA := bt * contractPackCost(p.a, m*k, timesA)
+	packB := bt * contractPackCost(p.b, n*k, timesB)
+	if p.stream {
+		packB = 0
+		if n/float64(p.tilesN)*k*size > 512<<10 && p.panels > 1 {
+			packB = bt * n * k * 0.5 // the second pass finds its block no longer in L2
+		}
+	}
+	total := 0.0
+	for th := int64(1); th <= 3; th++ {
+		work := (micro + over) * p.imbalance(unit, th)
+		for _, o := range []struct {
+			cost  float64
+			whole bool
+		}{{packA, wholeA}, {packB, wholeB}} {
+			if o.whole && p.batches < th {
+				o.cost *= float64(th)
+			}
+			work += o.cost
+		}
+		total += work
+	}
+	return total / 3
+}
+
+// contractPackCost is the cycles of packing an operand of elems elements a number of
+// times: what is small stays in L2, the rest comes from memory first and from L3 later.
+func contractPackCost(o contractOperand, elems, times float64) float64 {
+	first, later := 0.4, 0.4
+	if elems*float64(o.dt.Size()) > 512<<10 {
+		first, later = 0.8, 0.6
+	}
+	switch o.path {
+	case contractPathG:
+		first, later = first+1.5, later+1.5
+	case contractPathT:
+		first, later = first+4, later+4
+	}
+	return elems * (first + later*(times-1))
+}
+
+// imbalance is the work of the busiest of th threads over the mean.
+func (p *contractPlan) imbalance(unit, th int64) float64 {
+	units := contractCeilDiv(p.groups, unit)
+	cols := func(i int64) int64 { return min(units*i/p.tilesN*unit, p.groups) }
+	rows := func(i int64) int64 { return p.panels * i / p.tilesM }
+	per := p.tilesM * p.tilesN
+	// before is the work of tiles 0 … t-1, in groups × panels.
+	before := func(t int64) int64 {
+		done, t := t/per*p.panels*p.groups, t%per
+		if p.colsOuter {
+			o, i := t/p.tilesM, t%p.tilesM
+			return done + cols(o)*p.panels + (cols(o+1)-cols(o))*rows(i)
+		}
+		o, i := t/p.tilesN, t%p.tilesN
+		return done + rows(o)*p.groups + (rows(o+1)-rows(o))*cols(i)
+	}
+	most := int64(0)
+	for w := range th {
+		most = max(most, before((w+1)*p.tiles()/th)-before(w*p.tiles()/th))
+	}
+	return float64(most*th) / float64(p.batches*p.panels*p.groups)
 }
