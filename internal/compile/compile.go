@@ -30,6 +30,8 @@ type Options struct {
 	TimeLimit time.Duration // for the planner; 0: a fixed number of steps of work
 	// NoMinimum skips the search for the smallest budget, which a report then lacks.
 	NoMinimum bool
+	// Keep keeps the texts of the kernels, in Program.KernText and Program.LLVM.
+	Keep bool
 	// After sees the module after each pass.
 	After func(pass string, m *ir.Module)
 	// Progress is told what is being done.
@@ -41,9 +43,11 @@ type Program struct {
 	Report  Report
 	Exe     *exe.Model
 	Objects [][]byte
-	Step    *ir.Module // the final program, in the IR
-	Values  []ValueReport
-	planned *planned
+	// KernText and LLVM are the kernels in the loop language and in LLVM IR, with Options.Keep.
+	KernText, LLVM []string
+	Step           *ir.Module // the final program, in the IR
+	Values         []ValueReport
+	planned        *planned
 }
 
 // Prepare runs the passes before planning on a copy of the model's module.
@@ -162,7 +166,8 @@ func Compile(ctx context.Context, m *frontend.Model, opt Options) (*Program, err
 		return nil, err
 	}
 	unit := cpu.NewUnit(target)
-	em := &emitter{k: unitKernels{unit}, at: map[*ir.Op]int64{}, states: map[string]place{}}
+	uk := &unitKernels{u: unit, keep: opt.Keep, seen: map[string]bool{}}
+	em := &emitter{k: uk, at: map[*ir.Op]int64{}, states: map[string]place{}}
 	x := &exe.Model{Name: m.Name, Target: target.String(), Features: target.Features(), InputSHA256: m.SHA256, Train: m.Train}
 	if m.Train {
 		x.Loss = "loss"
@@ -198,6 +203,9 @@ func Compile(ctx context.Context, m *frontend.Model, opt Options) (*Program, err
 	exe.PlaceWaits(x.Step)
 	if p.Objects, err = objects(ctx, unit); err != nil {
 		return nil, err
+	}
+	if opt.Keep {
+		p.KernText, p.LLVM = uk.text, unit.Modules()
 	}
 	p.Report.Kernels = countSymbols(x)
 	p.Report.Ops = len(x.Step)
@@ -392,9 +400,20 @@ func countSymbols(x *exe.Model) int {
 }
 
 // unitKernels adapts a unit of code to the emitter of programs.
-type unitKernels struct{ u *cpu.Unit }
+type unitKernels struct {
+	u    *cpu.Unit
+	keep bool
+	seen map[string]bool
+	text []string
+}
 
-func (k unitKernels) Launches(l lower.Launch) ([]kernelLaunch, error) {
+func (k *unitKernels) Launches(l lower.Launch) ([]kernelLaunch, error) {
+	if k.keep {
+		if text := kernText(l); !k.seen[text] {
+			k.seen[text] = true
+			k.text = append(k.text, text)
+		}
+	}
 	var ls []cpu.Launch
 	var err error
 	switch {

@@ -1,0 +1,187 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"reprise/frontend"
+	"reprise/internal/compile"
+	"reprise/internal/diag"
+	"reprise/ir"
+)
+
+func (a *app) compileCmd() *cobra.Command {
+	var f modelFlags
+	var out, math, policy string
+	var shared bool
+	var emit []string
+	cmd := &cobra.Command{
+		Use:   "compile MODEL -o OUT",
+		Short: "Compile a model to an executable, or with --shared to a library",
+		Example: `  reprise compile builtin:gpt --train --budget 50% -o gpt
+  reprise compile builtin:mlp -o mlp --shared
+  reprise compile model.ir --target cpu:x86-64-v3 -o model --emit ir,llvm`,
+		Args: args(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, list []string) error {
+			if out == "" {
+				return usageError{fmt.Errorf("compile: -o OUT is missing")}
+			}
+			if math != "" && math != "exact" {
+				return diag.Errorf("math", "no numeric variant %q on this target", math).WithHint("leave --math out: the default is exact, the same bits everywhere")
+			}
+			if policy != "" {
+				return diag.Errorf("policy", "policies are not read yet: %q would be ignored", policy).WithHint("give a budget: --budget 50%%")
+			}
+			_, err := a.build(cmd.Context(), list[0], &f, out, shared, emit)
+			return err
+		},
+	}
+	f.register(cmd, true)
+	fl := cmd.Flags()
+	fl.StringVarP(&out, "output", "o", "", "the file to write")
+	fl.BoolVar(&shared, "shared", false, "a shared library OUT.so and its header OUT.h")
+	fl.StringVar(&math, "math", "", "numeric variant; only exact exists on the CPU")
+	fl.StringVar(&policy, "policy", "", "rematerialization policy")
+	fl.StringSliceVar(&emit, "emit", nil, "also write OUT.ir, OUT.kern, OUT.ll, OUT.plan.json, or every pass: ir,kern,llvm,plan,dot=DIR,passes=DIR")
+	return cmd
+}
+
+// build compiles and links, writes what is asked for beside, and prints the report.
+func (a *app) build(ctx context.Context, arg string, f *modelFlags, out string, shared bool, emit []string) (*compile.Program, error) {
+	opt, err := f.options()
+	if err != nil {
+		return nil, err
+	}
+	m, err := f.load(arg)
+	if err != nil {
+		return nil, err
+	}
+	extra, err := parseEmit(emit, &opt)
+	if err != nil {
+		return nil, err
+	}
+	say, done := a.progress()
+	opt.Progress = say
+	p, err := compile.Compile(ctx, m, opt)
+	if err == nil {
+		say("link")
+		err = p.Link(ctx, out, shared)
+	}
+	done()
+	if err != nil {
+		return nil, err
+	}
+	if err := extra.write(p, out); err != nil {
+		return nil, err
+	}
+	if a.json {
+		a.print(p.Report)
+	} else {
+		fmt.Fprint(a.out, summary(m, p.Report, out))
+	}
+	return p, nil
+}
+
+// summary is the report for a person.
+func summary(m *frontend.Model, r compile.Report, out string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s for %s", m.Spec, r.Target)
+	if out != "" {
+		fmt.Fprintf(&b, " -> %s (%s)", out, compile.Bytes(r.BinaryBytes))
+	}
+	fmt.Fprintf(&b, "\n  arena      %s (%d bytes), all of it: state %s, the rest activations, gradients, workspace\n", compile.Bytes(r.ArenaBytes), r.ArenaBytes, compile.Bytes(r.ResidentBytes))
+	fmt.Fprintf(&b, "  keeping all would take %s", compile.Bytes(r.SaveAllPeakBytes))
+	if r.MinBudgetBytes > 0 {
+		fmt.Fprintf(&b, "; the least found is %s", compile.Bytes(r.MinBudgetBytes))
+	}
+	fmt.Fprintf(&b, "\n  recomputed %d ops of %d, %.2f %% more time expected; no plan in these bytes can do with less than %.2f %%\n",
+		r.Recomputed, r.Ops, 100*r.Overhead, 100*(r.Overhead-r.Gap))
+	fmt.Fprintf(&b, "  planned in %.1f s, compiled in %.1f s, %d kernels\n", r.PlanSeconds, r.CompileSeconds, r.Kernels)
+	return b.String()
+}
+
+// emitted are the texts to write beside a binary.
+type emitted struct {
+	ir, kern, llvm, plan bool
+	dot                  string
+}
+
+func parseEmit(list []string, opt *compile.Options) (*emitted, error) {
+	e := &emitted{}
+	for _, x := range list {
+		name, dir, _ := strings.Cut(x, "=")
+		switch {
+		case name == "ir":
+			e.ir = true
+		case name == "kern":
+			e.kern = true
+		case name == "llvm":
+			e.llvm = true
+		case name == "plan":
+			e.plan = true
+		case name == "dot" && dir != "":
+			e.dot = dir
+		case name == "passes" && dir != "":
+			if err := os.MkdirAll(dir, 0o777); err != nil {
+				return nil, diag.Errorf("io", "%v", err)
+			}
+			n := 0
+			opt.After = func(pass string, m *ir.Module) {
+				n++
+				_ = os.WriteFile(filepath.Join(dir, fmt.Sprintf("%02d-%s.ir", n, strings.ReplaceAll(pass, "#", "-"))), []byte(m.String()), 0o666)
+			}
+		default:
+			return nil, usageError{fmt.Errorf("--emit %s: want ir, kern, llvm, plan, dot=DIR or passes=DIR", x)}
+		}
+	}
+	opt.Keep = e.kern || e.llvm
+	return e, nil
+}
+
+func (e *emitted) write(p *compile.Program, out string) error {
+	put := func(name, text string) error {
+		tmp := name + ".tmp"
+		if err := os.WriteFile(tmp, []byte(text), 0o666); err != nil {
+			return diag.Errorf("io", "%v", err)
+		}
+		return os.Rename(tmp, name)
+	}
+	if e.ir {
+		if err := put(out+".ir", p.Step.String()); err != nil {
+			return err
+		}
+	}
+	if e.kern {
+		if err := put(out+".kern", strings.Join(p.KernText, "\n")); err != nil {
+			return err
+		}
+	}
+	if e.llvm {
+		for i, text := range p.LLVM {
+			if err := put(fmt.Sprintf("%s.%d.ll", out, i), text); err != nil {
+				return err
+			}
+		}
+	}
+	if e.plan {
+		text, err := p.PlanJSON()
+		if err != nil {
+			return err
+		}
+		if err := put(out+".plan.json", text); err != nil {
+			return err
+		}
+	}
+	if e.dot != "" {
+		if err := os.MkdirAll(e.dot, 0o777); err != nil {
+			return diag.Errorf("io", "%v", err)
+		}
+		return put(filepath.Join(e.dot, "step.dot"), p.Dot())
+	}
+	return nil
+}

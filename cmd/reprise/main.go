@@ -1,0 +1,132 @@
+// Command reprise compiles models to programs that train or run within a number of bytes.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"reprise/internal/compile"
+	"reprise/internal/diag"
+	"reprise/runtime/exe"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// app is what the commands share: the streams and whether output is JSON.
+type app struct {
+	out, err io.Writer
+	json     bool
+}
+
+// usageError is a wrong use of the command line: exit status 2.
+type usageError struct{ error }
+
+// run is the command without the process around it. It returns the exit status.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	a := &app{out: stdout, err: stderr}
+	root := a.root()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	var status exitStatus
+	if errors.As(err, &status) {
+		return int(status)
+	}
+	var usage usageError
+	if errors.As(err, &usage) {
+		fmt.Fprintf(stderr, "reprise: %v\n", usage.error)
+		return 2
+	}
+	if ctx.Err() != nil {
+		fmt.Fprintln(stderr, "reprise: interrupted")
+		return 130
+	}
+	a.report(err)
+	return 1
+}
+
+// exitStatus ends the command with a status after it has said why.
+type exitStatus int
+
+func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
+
+// report prints an error for a person, or as the JSON document on stdout.
+func (a *app) report(err error) {
+	d := *diag.As(err)
+	var e *exe.Error
+	if errors.As(err, &e) {
+		d = diag.Error{Code: e.Code, Message: e.Message, Hint: e.Hint}
+	}
+	if !a.json {
+		fmt.Fprintf(a.err, "reprise: %v\n", &d)
+		return
+	}
+	doc := struct {
+		*diag.Error
+		MinBudget  int64             `json:"min_budget_bytes,omitempty"`
+		LowerBound int64             `json:"lower_bound_bytes,omitempty"`
+		Binding    []compile.Binding `json:"binding,omitempty"`
+	}{Error: &d}
+	var b *compile.BudgetError
+	if errors.As(err, &b) {
+		doc.MinBudget, doc.LowerBound, doc.Binding = b.MinBudget, b.LowerBound, b.Binding
+	}
+	a.print(map[string]any{"error": doc})
+}
+
+// print writes one JSON document.
+func (a *app) print(doc any) {
+	enc := json.NewEncoder(a.out)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(doc); err != nil {
+		fmt.Fprintf(a.err, "reprise: %v\n", err)
+	}
+}
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "reprise",
+		Short: "Compile models to programs that train or run within a number of bytes, with the same bits as if everything were kept",
+		Long: `Reprise takes a model and a number of bytes and gives back a program that trains, or
+runs, within those bytes, with the same bits as the program that keeps everything, and a
+proof of how close to optimal its plan is.
+
+MODEL is a builtin (builtin:gpt,layers=2 …: see "reprise models") or a file in the
+text form of the IR (.ir). Budgets are bytes (512MiB, 1.5GB), a share of what keeping
+everything takes (60%), or min.`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.PersistentFlags().BoolVar(&a.json, "json", false, "print one JSON document on stdout")
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.AddCommand(a.compileCmd(), a.planCmd(), a.checkCmd(), a.runCmd(), a.trainCmd(), a.verifyCmd(), a.explainCmd(), a.optCmd(),
+		a.modelsCmd(), a.benchCmd(), a.doctorCmd(), a.demoCmd())
+	return root
+}
+
+// args wraps a check of positional arguments, so that a wrong number is wrong usage.
+func args(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, list []string) error {
+		if err := check(cmd, list); err != nil {
+			return usageError{fmt.Errorf("%s: %w\nusage: %s", cmd.Name(), err, cmd.UseLine())}
+		}
+		return nil
+	}
+}

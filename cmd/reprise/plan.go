@@ -1,0 +1,199 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"reprise/internal/compile"
+	"reprise/internal/diag"
+	"reprise/planner"
+)
+
+func (a *app) planCmd() *cobra.Command {
+	var f modelFlags
+	var out string
+	cmd := &cobra.Command{
+		Use:   "plan MODEL|GRAPH.json",
+		Short: "Plan a model or a graph file within a budget, without making code",
+		Example: `  reprise plan builtin:gpt --train --budget 50%
+  reprise plan graph.json --budget 70% -o plan.json --json`,
+		Args: args(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, list []string) error {
+			if strings.HasSuffix(list[0], ".json") && !strings.HasSuffix(list[0], "config.json") {
+				return a.planGraph(cmd, list[0], f.budget, out, f.timeLimit)
+			}
+			opt, err := f.options()
+			if err != nil {
+				return err
+			}
+			m, err := f.load(list[0])
+			if err != nil {
+				return err
+			}
+			say, done := a.progress()
+			opt.Progress = say
+			p, err := compile.Plan(cmd.Context(), m, opt)
+			done()
+			if err != nil {
+				return err
+			}
+			if out != "" {
+				text, err := p.PlanJSON()
+				if err != nil {
+					return err
+				}
+				if err := writeFile(out, []byte(text)); err != nil {
+					return err
+				}
+			}
+			if a.json {
+				a.print(p.Report)
+			} else {
+				fmt.Fprint(a.out, summary(m, p.Report, ""))
+			}
+			return nil
+		},
+	}
+	f.register(cmd, true)
+	cmd.Flags().StringVarP(&out, "output", "o", "", "write the plan to this file")
+	return cmd
+}
+
+// writeFile replaces a file whole or not at all.
+func writeFile(name string, data []byte) error {
+	tmp := name + ".tmp"
+	if err := os.WriteFile(tmp, data, 0o666); err != nil {
+		return diag.Errorf("io", "can't write %s: %v", name, err)
+	}
+	if err := os.Rename(tmp, name); err != nil {
+		_ = os.Remove(tmp)
+		return diag.Errorf("io", "can't write %s: %v", name, err)
+	}
+	return nil
+}
+
+func readGraph(path string) (*planner.Graph, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, diag.Errorf("file", "can't read %s: %v", path, errors.Unwrap(err))
+	}
+	g, err := planner.ReadGraph(bytes.NewReader(data))
+	if err != nil {
+		e := diag.Errorf("graph", "%v", err)
+		e.File = path
+		return nil, e
+	}
+	return g, nil
+}
+
+// graphBudget is a plain number in the file's unit, or a share of the peak without recomputation.
+func graphBudget(s string, g *planner.Graph) (int64, error) {
+	if s == "" {
+		return -1, nil
+	}
+	if p, ok := strings.CutSuffix(s, "%"); ok {
+		x, err := strconv.ParseFloat(p, 64)
+		if err != nil || !(x > 0 && x < 1e6) {
+			return 0, usageError{fmt.Errorf("budget %q is no percentage", s)}
+		}
+		return int64(float64(g.NoRematPeak) * x / 100), nil
+	}
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || n <= 0 {
+		return 0, usageError{fmt.Errorf("budget %q: for a graph file give a number in the file's unit, or a percentage", s)}
+	}
+	return n, nil
+}
+
+func (a *app) planGraph(cmd *cobra.Command, path, budget, out string, limit time.Duration) error {
+	g, err := readGraph(path)
+	if err != nil {
+		return err
+	}
+	b, err := graphBudget(budget, g)
+	if err != nil {
+		return err
+	}
+	plan, err := planner.Solve(cmd.Context(), g.Problem, planner.Options{Budget: b, TimeLimit: limit})
+	var inf *planner.InfeasibleError
+	if errors.As(err, &inf) {
+		e := &compile.BudgetError{MinBudget: inf.MinBudget, LowerBound: inf.LowerBoundBytes,
+			Diag: diag.Errorf("budget", "%s", strings.TrimPrefix(inf.Error(), "planner: ")).WithHint("give at least --budget %d", inf.MinBudget)}
+		for _, v := range inf.Binding {
+			e.Binding = append(e.Binding, compile.Binding{Name: g.Problem.Values[v].Name, Bytes: g.Problem.Values[v].Bytes})
+		}
+		return e
+	}
+	if err != nil {
+		return err
+	}
+	var buf bytes.Buffer
+	if err := planner.WritePlan(&buf, plan); err != nil {
+		return err
+	}
+	if out != "" {
+		if err := writeFile(out, buf.Bytes()); err != nil {
+			return err
+		}
+	}
+	if a.json {
+		_, err := a.out.Write(buf.Bytes())
+		return err
+	}
+	fmt.Fprintf(a.out, "peak %d of %d, cost %d (%.3f %% over %d); proven: at least %.3f %% (%s); %s, %.2f s\n", plan.PeakBytes, b,
+		plan.Cost, 100*plan.Overhead, plan.BaseCost, 100*(plan.Overhead-plan.Gap), plan.Proof, plan.Solver, plan.Seconds)
+	return nil
+}
+
+func (a *app) checkCmd() *cobra.Command {
+	var budget string
+	cmd := &cobra.Command{
+		Use:     "check GRAPH.json PLAN.json",
+		Short:   "Replay a plan: is it legal, what are its peak and cost",
+		Example: "  reprise check graph.json plan.json --budget 70%",
+		Args:    args(cobra.ExactArgs(2)),
+		RunE: func(_ *cobra.Command, list []string) error {
+			g, err := readGraph(list[0])
+			if err != nil {
+				return err
+			}
+			data, err := os.ReadFile(list[1])
+			if err != nil {
+				return diag.Errorf("file", "can't read %s: %v", list[1], errors.Unwrap(err))
+			}
+			plan, err := planner.ReadPlan(bytes.NewReader(data))
+			if err != nil {
+				e := diag.Errorf("plan", "%v", err)
+				e.File = list[1]
+				return e
+			}
+			b, err := graphBudget(budget, g)
+			if err != nil {
+				return err
+			}
+			rep, err := planner.Check(g.Problem, plan, b)
+			if err != nil {
+				if a.json {
+					return diag.Errorf("check", "%v", err)
+				}
+				fmt.Fprintln(a.out, strings.TrimPrefix(err.Error(), "planner: "))
+				return exitStatus(1)
+			}
+			if a.json {
+				a.print(map[string]any{"ok": true, "peak": rep.PeakBytes, "cost": rep.Cost, "recomputed": rep.Recomputed})
+				return nil
+			}
+			fmt.Fprintf(a.out, "ok peak=%d cost=%d\n", rep.PeakBytes, rep.Cost)
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&budget, "budget", "", "a number in the file's unit, or a percentage of its peak without recomputation")
+	return cmd
+}

@@ -1,0 +1,292 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"reprise/bench/kernels"
+	"reprise/bench/step"
+	"reprise/codegen/cpu"
+	"reprise/frontend"
+	"reprise/frontend/nn"
+	"reprise/internal/compile"
+	"reprise/internal/diag"
+	"reprise/ir"
+	"reprise/ir/ops"
+	"reprise/passes"
+	"reprise/runtime/exe"
+)
+
+func (a *app) optCmd() *cobra.Command {
+	var only []string
+	var listPasses bool
+	cmd := &cobra.Command{
+		Use:   "opt FILE",
+		Short: "Parse, verify, transform and print a module in the text form",
+		Example: `  reprise opt model.ir
+  reprise opt model.ir --passes canon,cse
+  reprise opt --list`,
+		Args: args(cobra.MaximumNArgs(1)),
+		RunE: func(_ *cobra.Command, list []string) error {
+			if listPasses {
+				for _, p := range passes.Table() {
+					fmt.Fprintf(a.out, "%-10s %s\n", p.Name, p.Doc)
+				}
+				for _, e := range passes.Edges() {
+					fmt.Fprintf(a.out, "%s before %s: %s\n", e.Before, e.After, e.Why)
+				}
+				return nil
+			}
+			if len(list) == 0 {
+				return usageError{fmt.Errorf("opt: no file")}
+			}
+			var m *ir.Module
+			if strings.HasPrefix(list[0], "builtin:") {
+				f, err := frontend.Load(list[0], frontend.Options{Train: true})
+				if err != nil {
+					return err
+				}
+				m = f.Module
+			} else {
+				data, err := os.ReadFile(list[0])
+				if err != nil {
+					return diag.Errorf("file", "can't read %s: %v", list[0], errors.Unwrap(err))
+				}
+				if m, err = ir.Parse(ops.Table(), list[0], string(data)); err != nil {
+					return err
+				}
+			}
+			known := map[string]bool{}
+			var names []string
+			for _, p := range passes.Table() {
+				known[p.Name] = true
+				names = append(names, p.Name)
+			}
+			for _, n := range only {
+				if !known[n] {
+					return usageError{fmt.Errorf("unknown pass %q: passes are %s, all", n, strings.Join(names, ", "))}
+				}
+			}
+			if len(only) > 0 {
+				if err := passes.Run(m, ops.Table(), passes.Options{Only: only}); err != nil {
+					return reproducer(err)
+				}
+			}
+			fmt.Fprint(a.out, m.String())
+			return nil
+		},
+	}
+	cmd.Flags().StringSliceVar(&only, "passes", nil, "run these passes, in the table's order")
+	cmd.Flags().BoolVar(&listPasses, "list", false, "list the passes and why they stand in this order")
+	return cmd
+}
+
+// reproducer writes what a failed pass was given, and says how to run it again.
+func reproducer(err error) error {
+	var f *passes.Failure
+	if !errors.As(err, &f) {
+		return err
+	}
+	name := filepath.Join(os.TempDir(), "reprise-"+strings.ReplaceAll(f.Pass, "#", "-")+".ir")
+	if writeFile(name, []byte(f.Before)) != nil {
+		return err
+	}
+	return diag.Errorf("pass", "%v", err).WithHint("this is a fault of reprise; to see it again: reprise opt %s --passes '%s'", name, f.Pass)
+}
+
+func (a *app) modelsCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: "models", Short: "List the builtin models and their options", Args: args(cobra.NoArgs),
+		RunE: func(*cobra.Command, []string) error {
+			for i, b := range nn.Builtins() {
+				if i > 0 {
+					fmt.Fprintln(a.out)
+				}
+				fmt.Fprint(a.out, b.Help())
+			}
+			return nil
+		},
+	}
+}
+
+func (a *app) benchCmd() *cobra.Command {
+	var peers bool
+	var rounds int
+	var configs []string
+	var dir string
+	cmd := &cobra.Command{
+		Use:   "bench [SUITE…]",
+		Short: "Measure: step (training steps), kernels (contractions); with --peers against PyTorch and JAX in the same run",
+		Example: `  bench/peers/setup.sh && reprise bench step --peers
+  reprise bench kernels --peers`,
+		ValidArgs: []string{"step", "kernels"},
+		RunE: func(cmd *cobra.Command, list []string) error {
+			if len(list) == 0 {
+				list = []string{"kernels", "step"}
+			}
+			for _, suite := range list {
+				switch suite {
+				case "step":
+					if err := a.benchStep(cmd.Context(), peers, rounds, configs, dir); err != nil {
+						return err
+					}
+				case "kernels":
+					if err := a.benchKernels(cmd.Context(), peers, dir); err != nil {
+						return err
+					}
+				default:
+					return usageError{fmt.Errorf("unknown suite %q: suites are step, kernels", suite)}
+				}
+			}
+			return nil
+		},
+	}
+	fl := cmd.Flags()
+	fl.BoolVar(&peers, "peers", false, "measure the peers of bench/peers in turns with ours")
+	fl.IntVar(&rounds, "rounds", 5, "turns of each contestant")
+	fl.StringSliceVar(&configs, "config", nil, "only these configurations of step")
+	fl.StringVar(&dir, "dir", "bench", "the repository's bench directory")
+	return cmd
+}
+
+func (a *app) benchStep(ctx context.Context, peers bool, rounds int, names []string, dir string) error {
+	o := step.Options{Rounds: rounds, PeersDir: filepath.Join(dir, "peers"), Results: filepath.Join(dir, "results"), Log: a.err, Peers: []string{}}
+	if peers {
+		o.Peers = step.Peers()
+	}
+	for _, c := range step.Configs() {
+		for _, n := range names {
+			if c.Name == n {
+				o.Configs = append(o.Configs, c)
+			}
+		}
+	}
+	if len(names) > 0 && len(o.Configs) != len(names) {
+		var known []string
+		for _, c := range step.Configs() {
+			known = append(known, c.Name)
+		}
+		return usageError{fmt.Errorf("--config: configurations are %s", strings.Join(known, ", "))}
+	}
+	o.Compile = func(ctx context.Context, spec, budget, out string) error {
+		f := modelFlags{budget: budget, target: "cpu", train: true}
+		opt, err := f.options()
+		if err != nil {
+			return err
+		}
+		m, err := f.load(spec)
+		if err != nil {
+			return err
+		}
+		opt.NoMinimum = budget != "min"
+		p, err := compile.Compile(ctx, m, opt)
+		if err != nil {
+			return err
+		}
+		return p.Link(ctx, out, false)
+	}
+	rep, err := step.Run(ctx, o)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		a.print(rep)
+	}
+	return nil
+}
+
+func (a *app) benchKernels(ctx context.Context, peers bool, dir string) error {
+	t, err := cpu.ParseTarget("cpu")
+	if err != nil {
+		return err
+	}
+	o := kernels.Options{Target: t, Out: a.out}
+	if a.json {
+		o.Out = nil
+	}
+	if peers {
+		o.Python = filepath.Join(dir, "peers", ".venv", "bin", "python")
+	}
+	rep, err := kernels.Run(ctx, o)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		a.print(rep)
+	}
+	return nil
+}
+
+// finding is a line of doctor.
+type finding struct {
+	What string `json:"what"`
+	OK   bool   `json:"ok"`
+	Is   string `json:"is"`
+	Hint string `json:"hint,omitempty"`
+}
+
+func (a *app) doctorCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: "doctor", Short: "What this machine has, what is missing and how to get it", Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var fs []finding
+			tool := func(name, need, hint string) {
+				path, err := exec.LookPath(name)
+				if err != nil {
+					fs = append(fs, finding{name, false, "not found; " + need, hint})
+					return
+				}
+				out, _ := exec.CommandContext(cmd.Context(), path, "--version").Output()
+				line, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
+				fs = append(fs, finding{name, true, line, ""})
+			}
+			tool("clang-19", "it compiles every model", "apt-get install -y clang-19")
+			tool("ld.lld-19", "it links every model", "apt-get install -y lld-19")
+			tool("llc-19", "only --emit ptx needs it", "apt-get install -y llvm-19")
+			if t, err := cpu.ParseTarget("cpu"); err != nil {
+				fs = append(fs, finding{"processor", false, err.Error(), ""})
+			} else {
+				fs = append(fs, finding{"processor", true, fmt.Sprintf("%s, %d threads", t, runtime.NumCPU()), ""})
+			}
+			if _, err := os.Stat("/dev/nvidia0"); err != nil {
+				fs = append(fs, finding{"gpu", true, "none; programs run on the CPU", ""})
+			} else {
+				fs = append(fs, finding{"gpu", true, "present; programs for it are not built yet", ""})
+			}
+			if _, err := exe.Toolchain(); err == nil {
+				fs = append(fs, finding{"toolchain", true, "complete", ""})
+			} else {
+				fs = append(fs, finding{"toolchain", false, err.Error(), "apt-get install -y clang-19 lld-19 libc6-dev"})
+			}
+			bad := false
+			for _, f := range fs {
+				bad = bad || !f.OK && f.What != "llc-19"
+				if !a.json {
+					mark := "ok  "
+					if !f.OK {
+						mark = "MISS"
+					}
+					fmt.Fprintf(a.out, "%s  %-10s %s\n", mark, f.What, f.Is)
+					if f.Hint != "" {
+						fmt.Fprintf(a.out, "      %s\n", f.Hint)
+					}
+				}
+			}
+			if a.json {
+				a.print(map[string]any{"ok": !bad, "findings": fs})
+			}
+			if bad {
+				return exitStatus(1)
+			}
+			return nil
+		},
+	}
+}

@@ -1,0 +1,249 @@
+package main
+
+import (
+	"fmt"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"reprise/frontend"
+	"reprise/internal/compile"
+	"reprise/internal/diag"
+	"reprise/ir"
+	"reprise/ir/dtype"
+	"reprise/ir/interp"
+	"reprise/ir/tensor"
+	"reprise/runtime"
+)
+
+// verdict is what verify found.
+type verdict struct {
+	Model       string `json:"model"`
+	Budget      int64  `json:"budget_bytes"`
+	Steps       int    `json:"steps"`
+	Values      int    `json:"values_compared"`
+	Recomputed  int    `json:"recomputed"`
+	Pinned      int    `json:"pinned"`
+	Twice       int    `json:"pinned_run_twice"`
+	Interpreted bool   `json:"interpreted"`
+	StateSHA256 string `json:"state_sha256,omitempty"`
+	OK          bool   `json:"ok"`
+}
+
+func (a *app) verifyCmd() *cobra.Command {
+	var f modelFlags
+	var steps int
+	var interpret string
+	var seed uint64
+	var infer bool
+	cmd := &cobra.Command{
+		Use:   "verify MODEL",
+		Short: "Show that the planned program computes the same bits as the one that keeps everything, and as the interpreter",
+		Long: `Compiles the model at the budget and without a limit, runs both on the same data and
+compares every output and every byte of state after each step. Small models are run in
+the reference interpreter too. Then it counts, on the final program, that nothing pinned
+and nothing with an effect runs twice.`,
+		Example: "  reprise verify builtin:gpt,layers=2,d=64,heads=2,seq=32,batch=2 --budget min",
+		Args:    args(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, list []string) error {
+			f.train = !infer
+			if f.budget == "" {
+				f.budget = "min"
+			}
+			opt, err := f.options()
+			if err != nil {
+				return err
+			}
+			m, err := f.load(list[0])
+			if err != nil {
+				return err
+			}
+			dir, clean, err := tempDir()
+			if err != nil {
+				return err
+			}
+			defer clean()
+			say, done := a.progress()
+			defer done()
+			planned, err := shared(cmd, m, opt, filepath.Join(dir, "planned"), say)
+			if err != nil {
+				return err
+			}
+			opt.Budget = compile.Budget{}
+			opt.NoMinimum = true
+			_, err = shared(cmd, m, opt, filepath.Join(dir, "all"), say)
+			if err != nil {
+				return err
+			}
+			v := verdict{Model: m.Spec, Budget: planned.Report.BudgetBytes, Steps: steps, Recomputed: planned.Report.Recomputed, Pinned: planned.Report.Pinned}
+			if err := planned.ProveOnce(); err != nil {
+				return err
+			}
+			withInterp := interpret == "always" || interpret == "auto" && compile.WorkOf(m.Module.Func("step"))*int64(steps) < 4e8
+			v.Interpreted = withInterp
+			say("run")
+			if err := compare(filepath.Join(dir, "planned.so"), filepath.Join(dir, "all.so"), m, seed, steps, withInterp, &v); err != nil {
+				return err
+			}
+			v.OK = true
+			done()
+			if a.json {
+				a.print(v)
+				return nil
+			}
+			fmt.Fprintf(a.out, "same bits: %d values in each of %d steps, %s against keeping everything", v.Values, steps, compile.Bytes(planned.Report.ArenaBytes))
+			if withInterp {
+				fmt.Fprint(a.out, " and against the interpreter")
+			}
+			fmt.Fprintf(a.out, "\n%d ops run again, %d values pinned, none of them computed twice\n", v.Recomputed, v.Pinned)
+			if v.StateSHA256 != "" {
+				fmt.Fprintf(a.out, "state after %d steps: %s\n", steps, v.StateSHA256)
+			}
+			return nil
+		},
+	}
+	f.register(cmd, false)
+	fl := cmd.Flags()
+	fl.IntVar(&steps, "steps", 3, "steps to run")
+	fl.BoolVar(&infer, "infer", false, "verify the inference program of a builtin model")
+	fl.Uint64Var(&seed, "seed", 0, "seed")
+	fl.StringVar(&interpret, "interpret", "auto", "compare with the interpreter: auto (small models), always or never")
+	return cmd
+}
+
+func shared(cmd *cobra.Command, m *frontend.Model, opt compile.Options, out string, say func(string)) (*compile.Program, error) {
+	opt.Progress = say
+	p, err := compile.Compile(cmd.Context(), m, opt)
+	if err != nil {
+		return nil, err
+	}
+	return p, p.Link(cmd.Context(), out, true)
+}
+
+// compare runs the two libraries, and the interpreter, step by step on the same inputs.
+func compare(planned, all string, m *frontend.Model, seed uint64, steps int, interpret bool, v *verdict) error {
+	a, err := runtime.Load(planned, runtime.Options{Seed: seed})
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	b, err := runtime.Load(all, runtime.Options{Seed: seed})
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	ref, err := compile.Reference(m.Module)
+	if err != nil {
+		return err
+	}
+	step := ref.Func("step")
+	var state map[string]*tensor.Tensor
+	if interpret {
+		if state, err = initialState(m, seed); err != nil {
+			return err
+		}
+	}
+	for s := range steps {
+		in := map[string]*tensor.Tensor{}
+		for _, p := range step.Body.Params {
+			switch p.Role() {
+			case ir.RoleKey:
+				in[p.Name] = tensor.Key(seed, uint32(s), 0)
+			case ir.RoleStep:
+				t := tensor.New(p.Type.DType, p.Type.Shape...)
+				t.SetBits(0, uint64(s))
+				in[p.Name] = t
+			case ir.RoleInput:
+				t, err := compile.SyntheticInput(p, seed, s)
+				if err != nil {
+					return err
+				}
+				in[p.Name] = t
+				for _, i := range []*runtime.Instance{a, b} {
+					if err := i.Bind(p.Name, t.Data); err != nil {
+						return err
+					}
+				}
+			default:
+				in[p.Name] = state[p.Name]
+			}
+		}
+		if err := a.Step(); err != nil {
+			return err
+		}
+		if err := b.Step(); err != nil {
+			return err
+		}
+		var want map[string]*tensor.Tensor
+		if interpret {
+			if want, err = interp.RunNamed(step, in, interp.Options{}); err != nil {
+				return err
+			}
+			for name, t := range want {
+				if p := step.Param(name); p != nil && p.IsState() {
+					state[name] = t
+				}
+			}
+		}
+		v.Values = 0
+		for i, name := range step.Results {
+			x, err := a.Read(name)
+			if err != nil {
+				return err
+			}
+			y, err := b.Read(name)
+			if err != nil {
+				return err
+			}
+			v.Values++
+			layer := step.Body.Results[i].Name
+			if op := step.Body.Results[i].Op; op != nil {
+				layer = op.Loc.Layer
+			}
+			if d := difference(step.Body.Results[i].Type, x, y); d != "" {
+				return mismatch(name, layer, s, "keeping everything", d)
+			}
+			if interpret {
+				if d := difference(step.Body.Results[i].Type, x, want[name].Data); d != "" {
+					return mismatch(name, layer, s, "the interpreter", d)
+				}
+			}
+		}
+	}
+	if m.Train {
+		if v.StateSHA256, err = a.StateSHA256(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func mismatch(name, layer string, step int, against, d string) error {
+	e := diag.Errorf("verify", "%s differs from %s in step %d: %s", name, against, step+1, d).
+		WithHint("this must not happen: keep the model and report it with the output of reprise doctor")
+	e.Layer = layer
+	return e
+}
+
+// difference describes the first element in which two arrays differ, "" where none does.
+func difference(t ir.Type, x, y []byte) string {
+	if string(x) == string(y) {
+		return ""
+	}
+	a := &tensor.Tensor{DType: t.DType, Shape: t.Shape, Data: x}
+	b := &tensor.Tensor{DType: t.DType, Shape: t.Shape, Data: y}
+	n, first := 0, int64(-1)
+	for i := range a.Len() {
+		if a.Bits(i) != b.Bits(i) {
+			n++
+			if first < 0 {
+				first = i
+			}
+		}
+	}
+	s := fmt.Sprintf("%d of %d elements of %s, the first at %d: bits %x and %x", n, a.Len(), t, first, a.Bits(first), b.Bits(first))
+	if t.DType == dtype.F32 {
+		s += fmt.Sprintf(", %d ULP apart", ulps(uint32(a.Bits(first)), uint32(b.Bits(first))))
+	}
+	return s
+}
