@@ -277,7 +277,7 @@ func isSymbol(s string) bool {
 // being those of LLVM's target features.
 func KnownFeatures() []string {
 	return []string{
-		"sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "movbe", "fma", "avx", "f16c", "lzcnt", "sse4a", "bmi", "avx2", "bmi2",
+		"sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "movbe", "fma", "avx", "f16c", "lzcnt", "sse4a", "bmi", "avx2", "bmi2", "sha",
 		"avx512f", "avx512dq", "avx512cd", "avx512bw", "avx512vl", "avx512ifma", "avx512vbmi", "avx512vbmi2", "avx512vnni",
 		"avx512bitalg", "avx512vpopcntdq", "avx512fp16", "avx512bf16", "avxvnni", "amx-bf16", "amx-tile", "amx-int8",
 	}

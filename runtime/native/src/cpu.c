@@ -35,6 +35,7 @@ static const feature known[] = {
     {"bmi", 7, 0, 1, 3, 0},
     {"avx2", 7, 0, 1, 5, YMM},
     {"bmi2", 7, 0, 1, 8, 0},
+    {"sha", 7, 0, 1, 29, 0},
     {"avx512f", 7, 0, 1, 16, ZMM},
     {"avx512dq", 7, 0, 1, 17, ZMM},
     {"avx512cd", 7, 0, 1, 28, ZMM},
@@ -54,7 +55,7 @@ static const feature known[] = {
     {"amx-int8", 7, 0, 3, 25, TILE},
 };
 
-static bool has(const char *name) {
+bool rp_cpu_has(const char *name) {
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         const feature *f = &known[i];
         if (strcmp(f->name, name) != 0) continue;
@@ -76,7 +77,7 @@ int rp_cpu_check(const rp_model *m, rp_error *e) {
     for (const char *const *f = m->features; *f != NULL; f++) {
         size_t n = strlen(all), k = strlen(missing);
         snprintf(all + n, sizeof all - n, "%s%s", n ? " " : "", *f);
-        if (!has(*f)) snprintf(missing + k, sizeof missing - k, "%s%s", k ? " " : "", *f);
+        if (!rp_cpu_has(*f)) snprintf(missing + k, sizeof missing - k, "%s%s", k ? " " : "", *f);
     }
     if (missing[0] == 0) return REPRISE_OK;
     snprintf(hint, sizeof hint, "it needs %s; compile it with --target cpu:x86-64-v3, or with --target cpu:native on this machine", all);

@@ -108,6 +108,7 @@ const char *rp_type_string(char *buf, size_t size, int dtype, int rank, const in
 
 /* ---- CPU (cpu.c) ---- */
 
+bool rp_cpu_has(const char *feature);
 int rp_cpu_check(const rp_model *m, rp_error *e);
 int rp_cpu_count(void);
 
@@ -171,6 +172,7 @@ int64_t rp_now_ns(void);
 
 typedef struct rp_sha256 {
     uint32_t h[8];
+    void (*blocks)(uint32_t h[8], const uint8_t *p, size_t blocks);
     uint64_t bytes;
     uint8_t block[64];
 } rp_sha256;
