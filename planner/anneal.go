@@ -87,6 +87,10 @@ func (a *annealer) note() {
 // run makes moves, at temperatures that fall from hot to cold (in units of
 // cost). stop is asked now and then.
 func (a *annealer) run(moves int64, hot, cold float64, mx mix, stop func() bool) int64 {
+	if a.t.count == 0 {
+		return 0
+	}
+	hot, cold = max(hot, 1e-9), max(cold, 1e-10)
 	var wheel [64]uint8
 	turn := func(w mix) {
 		sum, acc, k := 0, 0, 0

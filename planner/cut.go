@@ -89,7 +89,7 @@ func newCut(m *model, k *kin, b int32, budget int64) *cut {
 	}
 	for u := range m.size {
 		x := m.prod[u]
-		if m.size[u] == 0 || c.forced[u] || k.kind[x] == kinAfter {
+		if m.size[u] == 0 || m.loose[u] || c.forced[u] || k.kind[x] == kinAfter {
 			c.a[u] = -1 // free to keep, or made after anyway
 			continue
 		}
@@ -113,7 +113,7 @@ func newCut(m *model, k *kin, b int32, budget int64) *cut {
 		}
 		if c.r[x] != cutSource {
 			switch {
-			case m.once[x]:
+			case m.strict[x]:
 				unb(c.r[x], c.z[x])
 			case m.cost[x] > 0:
 				c.costs = append(c.costs, capEdge{g.edge(c.r[x], c.z[x], 0), x})
@@ -125,6 +125,9 @@ func newCut(m *model, k *kin, b int32, budget int64) *cut {
 		}
 		for _, y := range m.ctrl[x] {
 			unb(c.z[y], c.z[x])
+		}
+		if !m.hard[x] {
+			continue
 		}
 		for _, y := range m.since[x] {
 			unb(c.z[y], c.z[x])
@@ -358,8 +361,10 @@ func newKin(m *model) *kin {
 		for _, y := range m.ctrl[x] {
 			link(y, x)
 		}
-		for _, y := range m.since[x] {
-			link(y, x)
+		if m.hard[x] {
+			for _, y := range m.since[x] {
+				link(y, x)
+			}
 		}
 	}
 	return k

@@ -21,7 +21,14 @@ type model struct {
 	cost []int64 // by node
 	bias []int64 // by node: cost as the search weighs it (policies)
 	work []int64 // by node: workspace bytes
-	once []bool  // by node: may have one instance only
+	once []bool  // by node: may have one instance only, for the solvers
+
+	// The solvers pin more than Check does where memory is shared in ways that
+	// they do not follow. Bounds must hold for every plan that Check accepts,
+	// so they go by these.
+	strict []bool // by node: Check allows one instance only
+	hard   []bool // by overwriter: what it overwrites is resident, so it is lost for good
+	loose  []bool // by buffer: its memory may hold several values in turn
 
 	ins  [][]int32 // by node: buffers read, without repeats
 	outs [][]int32 // by node: buffers allocated
@@ -83,6 +90,7 @@ func newModel(p *Problem) *model {
 		m.prod = append(m.prod, node)
 		m.final = append(m.final, false)
 		m.users = append(m.users, nil)
+		m.loose = append(m.loose, false)
 		pinProducer = append(pinProducer, false)
 		return b
 	}
@@ -157,6 +165,8 @@ func newModel(p *Problem) *model {
 				pairs = append(pairs, reuse{m.buf[from], m.buf[out]})
 				pinProducer[m.buf[from]] = true
 				pinProducer[m.buf[out]] = true
+				m.loose[m.buf[from]] = true
+				m.loose[m.buf[out]] = true
 			case from >= 0:
 				// A view that is a node: memory stays with what it views,
 				// which therefore may have one instance only.
@@ -194,6 +204,8 @@ func newModel(p *Problem) *model {
 			m.users[b] = append(m.users[b], node)
 		}
 	}
+	m.strict = append([]bool(nil), m.once...)
+	m.hard = make([]bool, m.n)
 	for b, pin := range pinProducer {
 		if pin {
 			m.once[m.prod[b]] = true
@@ -282,6 +294,10 @@ func (m *model) addConstraints(prod, order []int) {
 				}
 				shown = true
 				m.once[node] = true
+				if m.al.resident[m.al.storage[pr[0]]] {
+					m.strict[node] = true
+					m.hard[node] = true
+				}
 				for _, v := range m.al.overwritten(p, i, pr) {
 					if !exists[v] {
 						continue
@@ -426,29 +442,54 @@ func (m *model) footprint() int64 {
 		best = max(best, m.workingSet(int32(x)))
 	}
 	end := m.resident
-	for b, f := range m.final {
-		if f {
-			end += m.size[b]
+	held := make([]bool, len(m.al.size))
+	for v := range m.p.Values {
+		if st := m.al.storage[v]; m.p.Values[v].Output && !m.al.resident[st] && !held[st] {
+			held[st] = true
+			end += m.al.size[st]
 		}
 	}
 	return max(best, end)
 }
 
-// workingSet returns the bytes that are live whenever node x runs, with as much
+// workingSet returns a lower bound on the bytes that are live whenever node x
+// runs, residents included: its inputs, outputs and workspace, with as much
 // in-place reuse as there can be.
 func (m *model) workingSet(x int32) int64 {
-	s := m.resident + m.work[x]
-	for _, b := range m.ins[x] {
-		s += m.size[b]
+	p := m.p
+	o := &p.Ops[m.op[x]]
+	var seen []int
+	s := m.resident + o.Workspace
+	count := func(v int) bool {
+		st := m.al.storage[v]
+		if m.al.resident[st] {
+			return false
+		}
+		for _, y := range seen {
+			if y == st {
+				return false
+			}
+		}
+		seen = append(seen, st)
+		return true
 	}
-	for _, b := range m.outs[x] {
-		s += m.size[b]
-		for _, pr := range m.pair[x] {
-			if pr.out == b && !m.final[pr.in] {
-				s -= m.size[b]
+	for _, v := range o.Inputs {
+		if count(v) {
+			s += m.al.size[m.al.storage[v]]
+		}
+	}
+	for _, v := range o.Outputs {
+		if !count(v) {
+			continue
+		}
+		size := m.al.size[m.al.storage[v]]
+		for _, pr := range o.InPlace {
+			if m.al.storage[pr[1]] == m.al.storage[v] && m.al.size[m.al.storage[pr[0]]] == size {
+				size = 0
 				break
 			}
 		}
+		s += size
 	}
 	return s
 }

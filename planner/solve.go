@@ -229,7 +229,12 @@ func (s *search) attempt() {
 	s.anneal()
 	if s.best == nil {
 		// Greedy is not monotone in the budget: a smaller one may work.
-		s.offer(s.smallest(), "min-budget")
+		// Where views cost something, Check may also see reuse that the
+		// simulator does not, so it decides.
+		seq := s.smallest()
+		if rep, err := Check(s.p, &Plan{Order: s.m.emit(seq)}, s.opt.Budget); err == nil {
+			s.best, s.cost, s.solver = seq, rep.Cost, "min-budget"
+		}
 	}
 }
 
@@ -436,23 +441,22 @@ func (s *search) plan(seq []int32, solver string) (*Plan, error) {
 	return plan, nil
 }
 
-// smallest returns the sequence with the smallest peak that it finds.
+// smallest returns the sequence with the smallest peak that it finds. It does
+// not depend on the budget or the steps of the search, so that what MinBudget
+// finds, Solve finds.
 func (s *search) smallest() []int32 {
 	var best []int32
 	peak := int64(math.MaxInt64)
-	if s.lowSeq != nil {
-		best, peak = s.lowSeq, s.lowPeak
-	}
 	for _, o := range s.orders {
 		if pk, _, ok := s.sim.run(o); ok && pk < peak {
 			best, peak = o, pk
 		}
 	}
-	low := s.m.footprint()
+	low, top := s.m.footprint(), peak
 	for _, o := range s.orders {
 		for _, v := range greedyVariants {
-			lo, hi := low, peak
-			for hi-lo > (peak-low)/256 && !s.stopped() {
+			lo, hi := low, top
+			for hi-lo > (top-low)/256 && !s.stopped() {
 				mid := lo + (hi-lo)/2
 				seq := s.greedy(o, mid, v)
 				if seq != nil {
@@ -467,6 +471,25 @@ func (s *search) smallest() []int32 {
 				lo = mid + 1
 			}
 		}
+	}
+	// Annealing towards a limit that is out of reach, or nearly so.
+	for round := uint64(0); round < 4 && peak > low && !s.stopped(); round++ {
+		limit := max(low, peak-max(peak/16, 1))
+		a := newAnnealer(s.m, best, limit, s.opt.Seed*1000003+500+round)
+		a.alpha = 8
+		mean := float64(s.m.base) / float64(max(s.m.n, 1))
+		a.run(min(10_000, int64(40*s.m.n)), mean, 0.01*mean, mix{moveRotate: 3, moveNear: 2, moveRemove: 1, moveAdd: 2, moveSwap: 1}, s.stopped)
+		for _, seq := range [][]int32{a.best, a.lowest} {
+			if seq == nil {
+				continue
+			}
+			if pk, _, ok := s.sim.run(seq); ok && pk < peak {
+				best, peak = seq, pk
+			}
+		}
+	}
+	if s.lowSeq != nil && s.lowPeak < peak {
+		return s.lowSeq
 	}
 	return best
 }
