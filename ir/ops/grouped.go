@@ -266,8 +266,10 @@ func inBlocks(name string, lo, hi *kern.Expr, body func(r *kern.Expr, n int) []k
 	}
 }
 
-// groupedContractKern: a tile is a group (or, after the last, the rows of none) and a strip of columns. A
-// transposed matrix is turned in scratch memory first, where it fits.
+// panelBytes is how much scratch memory a copy of a strip's columns may take.
+const panelBytes = 1 << 19
+
+// groupedContractKern: a tile is a group (or, after the last, the rows of none) and a strip of columns.
 func groupedContractKern(op *ir.Op, groups, k, n int64) []ir.KernelUse {
 	d, rows := op.In(0).DType, op.In(0).Shape[0]
 	strips := max(1, ceilDiv(n, kern.Lanes))
@@ -276,24 +278,27 @@ func groupedContractKern(op *ir.Op, groups, k, n int64) []ir.KernelUse {
 	counts, y := b.In("counts", op.In(2).DType, groups), b.Out("y", d, op.Out(0).Len())
 	group, c0, width := kern.NewVar("group", dtype.I64), kern.NewVar("col0", dtype.I64), kern.NewVar("width", dtype.I64)
 	g, lane := kern.Get(group), kern.NewVar("lane", dtype.I64)
-	b.Do(kern.Let(group, kern.Div(b.TileIndex(), kern.I64(strips))),
-		kern.Let(c0, kern.Mul(kern.Rem(b.TileIndex(), kern.I64(strips)), kern.I64(kern.Lanes))),
+	// Groups vary fastest: a run of tiles has its share of every group, however full.
+	b.Do(kern.Let(group, kern.Rem(b.TileIndex(), kern.I64(groups+1))),
+		kern.Let(c0, kern.Mul(kern.Div(b.TileIndex(), kern.I64(groups+1)), kern.I64(kern.Lanes))),
 		kern.Let(width, sliceLen(kern.Get(c0), kern.Lanes, n)))
 	bounds, lo, hi := groupBounds(counts, g, groups, rows)
 	b.Do(bounds...)
 	col := kern.Add(kern.Get(c0), kern.Get(lane))
-	transpose := op.Attrs.Bool("transpose")
 	acct := d.Accum()
-	weight := func(i *kern.Expr) *kern.Expr { return wide(w, scaled(scaled(g, k, i), n, col)) }
+	from := func(i *kern.Expr) *kern.Expr { return wide(w, scaled(scaled(g, k, i), n, col)) }
+	if op.Attrs.Bool("transpose") {
+		from = func(i *kern.Expr) *kern.Expr { return wide(w, scaled(scaled(g, n, col), k, i)) }
+	}
+	weight := from
 	var pack []kern.Stmt
-	if transpose {
-		weight = func(i *kern.Expr) *kern.Expr { return wide(w, scaled(scaled(g, n, col), k, i)) }
-		if panel := k * kern.Lanes; panel*acct.Size() <= 1<<19 {
-			turned, i := kern.NewLocal("turned", acct, panel), kern.NewVar("i", dtype.I64)
-			pack = []kern.Stmt{&kern.If{Cond: kern.Gt(hi, lo), Then: []kern.Stmt{
-				kern.Lane(lane, kern.Get(width), kern.Range(i, kern.I64(k), turned.Set(scaled(kern.Get(i), kern.Lanes, kern.Get(lane)), weight(kern.Get(i)))))}}}
-			weight = func(i *kern.Expr) *kern.Expr { return turned.At(scaled(i, kern.Lanes, kern.Get(lane))) }
-		}
+	if panel := k * kern.Lanes; panel*acct.Size() <= panelBytes {
+		// The strip's columns in one piece: rows of a matrix are far apart, often at distances that
+		// few sets of the cache hold.
+		columns, i := kern.NewLocal("columns", acct, panel), kern.NewVar("i", dtype.I64)
+		weight = func(i *kern.Expr) *kern.Expr { return columns.At(scaled(i, kern.Lanes, kern.Get(lane))) }
+		put := columns.Set(scaled(kern.Get(i), kern.Lanes, kern.Get(lane)), from(kern.Get(i)))
+		pack = []kern.Stmt{&kern.If{Cond: kern.Gt(hi, lo), Then: []kern.Stmt{kern.Lane(lane, kern.Get(width), kern.Range(i, kern.I64(k), put))}}}
 	}
 	product := append(pack, inBlocks("row", lo, hi, func(r *kern.Expr, m int) []kern.Stmt {
 		var stmts []kern.Stmt
@@ -331,31 +336,60 @@ func groupedOuterKern(op *ir.Op) []ir.KernelUse {
 	counts, w := b.In("counts", op.In(2).DType, groups), b.Out("w", d, op.Out(0).Len())
 	group, c0, width := kern.NewVar("group", dtype.I64), kern.NewVar("col0", dtype.I64), kern.NewVar("width", dtype.I64)
 	g, lane := kern.Get(group), kern.NewVar("lane", dtype.I64)
-	b.Do(kern.Let(group, kern.Div(b.TileIndex(), kern.I64(strips))),
-		kern.Let(c0, kern.Mul(kern.Rem(b.TileIndex(), kern.I64(strips)), kern.I64(kern.Lanes))),
+	b.Do(kern.Let(group, kern.Rem(b.TileIndex(), kern.I64(max(1, groups)))),
+		kern.Let(c0, kern.Mul(kern.Div(b.TileIndex(), kern.I64(max(1, groups))), kern.I64(kern.Lanes))),
 		kern.Let(width, sliceLen(kern.Get(c0), kern.Lanes, n)))
 	bounds, lo, hi := groupBounds(counts, g, groups, rows)
 	b.Do(bounds...)
 	col := kern.Add(kern.Get(c0), kern.Get(lane))
 	acct := d.Accum()
-	b.Do(inBlocks("k", kern.I64(0), kern.I64(k), func(i *kern.Expr, m int) []kern.Stmt {
+	// block adds rows r0 … r1-1 to the chains of m rows of the result from row i on.
+	block := func(i *kern.Expr, m int, r0, r1 *kern.Expr, load func(r *kern.Expr) *kern.Expr, start func(row *kern.Expr) *kern.Expr, put func(row, v *kern.Expr) kern.Stmt) []kern.Stmt {
 		var stmts []kern.Stmt
 		accs := make([]*kern.Var, m)
 		for j := range accs {
 			accs[j] = kern.NewVar(fmt.Sprintf("acc%d", j), acct)
-			stmts = append(stmts, kern.Let(accs[j], kern.Zero(acct)))
+			stmts = append(stmts, kern.Let(accs[j], start(kern.Add(i, kern.I64(int64(j))))))
 		}
-		stmts = append(stmts, chainStmts(d, accs, lo, hi, func(r *kern.Expr) ([]*kern.Expr, *kern.Expr) {
+		stmts = append(stmts, chainStmts(d, accs, r0, r1, func(r *kern.Expr) ([]*kern.Expr, *kern.Expr) {
 			each := make([]*kern.Expr, m)
 			for j := range each {
 				each[j] = wide(x, scaled(r, k, kern.Add(i, kern.I64(int64(j)))))
 			}
-			return each, wide(y, scaled(r, n, col))
+			return each, load(r)
 		})...)
 		for j, acc := range accs {
-			stmts = append(stmts, w.Set(scaled(scaled(g, k, kern.Add(i, kern.I64(int64(j)))), n, col), kern.Convert(kern.Get(acc), d)))
+			stmts = append(stmts, put(kern.Add(i, kern.I64(int64(j))), kern.Get(acc)))
 		}
 		return []kern.Stmt{kern.Lane(lane, kern.Get(width), stmts...)}
+	}
+	fromY := func(r *kern.Expr) *kern.Expr { return wide(y, scaled(r, n, col)) }
+	store := func(row, v *kern.Expr) kern.Stmt {
+		return w.Set(scaled(scaled(g, k, row), n, col), kern.Convert(v, d))
+	}
+	zero := func(*kern.Expr) *kern.Expr { return kern.Zero(acct) }
+	if k*kern.Lanes*acct.Size() > panelBytes {
+		b.Do(inBlocks("k", kern.I64(0), kern.I64(k), func(i *kern.Expr, m int) []kern.Stmt {
+			return block(i, m, lo, hi, fromY, zero, store)
+		})...)
+		return []ir.KernelUse{{Kernel: b.K, Args: []int{0, 1, 2, 3}}}
+	}
+	// A few rows at a time, which then stay in the nearest cache; unfinished chains wait in scratch memory.
+	const few = 64 // even: pairs of bf16 stay together
+	sums, rows64 := kern.NewLocal("sums", acct, k*kern.Lanes), kern.NewLocal("rows", acct, few*kern.Lanes)
+	r0, r1, r, i := kern.NewVar("row0", dtype.I64), kern.NewVar("row1", dtype.I64), kern.NewVar("r", dtype.I64), kern.NewVar("i", dtype.I64)
+	at := func(row *kern.Expr) *kern.Expr { return scaled(row, kern.Lanes, kern.Get(lane)) }
+	in := func(r *kern.Expr) *kern.Expr { return at(kern.Sub(r, kern.Get(r0))) }
+	b.Do(kern.Lane(lane, kern.Get(width), kern.Range(i, kern.I64(k), sums.Set(at(kern.Get(i)), kern.Zero(acct)))))
+	turn := []kern.Stmt{
+		kern.Let(r1, kern.Min(kern.Add(kern.Get(r0), kern.I64(few)), hi)),
+		kern.Lane(lane, kern.Get(width), &kern.For{Var: r, Lo: kern.Get(r0), Hi: kern.Get(r1), Step: 1, Body: []kern.Stmt{rows64.Set(in(kern.Get(r)), fromY(kern.Get(r)))}}),
+	}
+	turn = append(turn, inBlocks("k", kern.I64(0), kern.I64(k), func(i *kern.Expr, m int) []kern.Stmt {
+		return block(i, m, kern.Get(r0), kern.Get(r1), func(r *kern.Expr) *kern.Expr { return rows64.At(in(r)) },
+			func(row *kern.Expr) *kern.Expr { return sums.At(at(row)) }, func(row, v *kern.Expr) kern.Stmt { return sums.Set(at(row), v) })
 	})...)
+	b.Do(&kern.For{Var: r0, Lo: lo, Hi: hi, Step: few, Body: turn})
+	b.Do(kern.Lane(lane, kern.Get(width), kern.Range(i, kern.I64(k), store(kern.Get(i), sums.At(at(kern.Get(i)))))))
 	return []ir.KernelUse{{Kernel: b.K, Args: []int{0, 1, 2, 3}}}
 }
