@@ -165,7 +165,7 @@ func convCases() []*kern.Conv {
 		Spatial: []kern.ConvDim{{In: 2000, Kernel: 1800, Out: 3, Stride: 60, InDilation: 1, KernelDilation: 1, PadLo: 10, StrideIn: 1, StrideKer: 1, StrideOut: 1}}}
 	cs = append(cs, dw, planes, long)
 	r := rand.New(rand.NewPCG(8, 8))
-	for range 24 {
+	for range 14 {
 		cs = append(cs, convRandom(r))
 	}
 	return cs
