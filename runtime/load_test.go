@@ -127,7 +127,7 @@ func steps(t *testing.T, i *runtime.Instance, n, k int) []string {
 func TestInstance(t *testing.T) {
 	i := load(t, models(t).affine, runtime.Options{Threads: 2})
 	x, y, z := floats(1, 2, 3, 4, 5, 6), make([]byte, 24), make([]byte, 8)
-	require.EqualError(t, i.Step(), `input "n" is not bound; bind it with reprise_bind`)
+	require.EqualError(t, i.Step(), "input \"n\" is not bound\n  hint: bind it with reprise_bind")
 	require.NoError(t, i.Bind("x", x))
 	require.NoError(t, i.Bind("n", []byte{7, 0, 0, 0}))
 	require.NoError(t, i.Bind("out/y", y))
@@ -154,10 +154,10 @@ func TestInstance(t *testing.T) {
 		err  error
 		want string
 	}{
-		{i.Bind("nothing", x), `the model has no value "nothing"; reprise_describe() lists the names`},
+		{i.Bind("nothing", x), "the model has no value \"nothing\"\n  hint: reprise_describe() lists the names"},
 		{i.Bind("x", x[:8]), `"x" is f32[2,3] and takes 24 bytes, not 8`},
-		{i.Bind("w", x), `"w" is neither an input nor an output; use reprise_read and reprise_write for state`},
-		{i.Write("x", x), `"x" is not state; use reprise_bind for inputs`},
+		{i.Bind("w", x), "\"w\" is neither an input nor an output\n  hint: use reprise_read and reprise_write for state"},
+		{i.Write("x", x), "\"x\" is not state\n  hint: use reprise_bind for inputs"},
 		{i.Write("w", x[:4]), `"w" is f32[2,3] and takes 24 bytes, not 4`},
 		{i.SetStepNumber(-1), `step -1: want 0 to 2^32 - 1`},
 		{i.Resume("none"), `cannot open none: No such file or directory`},
@@ -259,7 +259,7 @@ func TestRun(t *testing.T) {
 	_, err := runtime.Run(context.Background(), b.program, []string{"--data", "none"}, nil)
 	require.EqualError(t, err, "cannot open none: No such file or directory")
 	_, err = runtime.Run(context.Background(), b.program, []string{"--nonsense"}, nil)
-	require.EqualError(t, err, "unknown flag --nonsense; --help lists the flags")
+	require.EqualError(t, err, "unknown flag --nonsense\n  hint: --help lists the flags")
 	_, err = runtime.Run(context.Background(), "none", nil, nil)
 	require.ErrorContains(t, err, "no such file or directory")
 	_, err = runtime.Run(context.Background(), "/bin/false", nil, nil)

@@ -14,22 +14,14 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"reprise/internal/diag"
 	"reprise/runtime/native"
 )
 
-// Error is a request that can't be met, as the command reports it.
-type Error struct {
-	Code    string `json:"code"` // "toolchain", "io", …
-	Message string `json:"message"`
-	Hint    string `json:"hint,omitempty"` // a way out, e.g. the command to type
-}
-
-func (e *Error) Error() string {
-	if e.Hint == "" {
-		return e.Message
-	}
-	return e.Message + "; " + e.Hint
-}
+// Error is the project's form of an error, named here for users of this package
+// from outside. Its codes here are "toolchain" and "io"; package runtime hands on those
+// of compiled models.
+type Error = diag.Error
 
 // Build links a model, whose kernels are in objects, to out: an executable or, if
 // shared, a library out (made to end in .so) with its header beside it. Nothing is

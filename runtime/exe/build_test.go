@@ -144,9 +144,9 @@ func TestBuildErrors(t *testing.T) {
 		}
 		bin := t.TempDir()
 		t.Setenv("PATH", bin)
-		require.EqualError(t, build(), "clang-19 was not found; install it: apt-get install -y clang-19 lld-19 libc6-dev")
+		require.EqualError(t, build(), "clang-19 was not found\n  hint: install it: apt-get install -y clang-19 lld-19 libc6-dev")
 		require.NoError(t, os.Symlink(clang, filepath.Join(bin, "clang-19")))
-		require.EqualError(t, build(), "ld.lld-19 was not found; install it: apt-get install -y lld-19")
+		require.EqualError(t, build(), "ld.lld-19 was not found\n  hint: install it: apt-get install -y lld-19")
 	})
 	require.NoFileExists(t, out)
 	t.Run("an old file stays", func(t *testing.T) {
