@@ -253,7 +253,7 @@ func groupBounds(counts kern.Buf, g *kern.Expr, groups, rows int64) (stmts []ker
 }
 
 // blockRows is how many rows share a load of the matrix.
-const blockRows = 4
+const blockRows = 3
 
 // inBlocks gives the loops over r = lo … hi-1 in blocks of blockRows, then one by one.
 func inBlocks(name string, lo, hi *kern.Expr, body func(r *kern.Expr, n int) []kern.Stmt) []kern.Stmt {
