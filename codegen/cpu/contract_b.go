@@ -23,7 +23,8 @@ type contractB struct {
 // contractFunc starts function name with the given parameters.
 func contractFunc(m *ir.Module, t Target, name string, params ...*ir.Param) *contractB {
 	f := m.NewFunc(name, types.Void, params...)
-	f.FuncAttrs = append(f.FuncAttrs, t.contractAttrs()...)
+	// no-builtins: a copying loop must not become a call of memcpy, kernels link to nothing.
+	f.FuncAttrs = append(t.contractAttrs(), enum.FuncAttrNoUnwind, ir.AttrString("no-builtins"))
 	return &contractB{m: m, f: f, cur: f.NewBlock("entry")}
 }
 
@@ -168,7 +169,7 @@ func contractFind(m *ir.Module, name string) *ir.Func {
 	return nil
 }
 
-// lanes is the constant vector 0, 1 … n-1 of i64-sized or smaller integers.
+// contractIota is the constant vector 0, 1 … n-1.
 func contractIota(t *types.IntType, n int) *constant.Vector {
 	xs := make([]constant.Constant, n)
 	for i := range xs {
@@ -200,7 +201,7 @@ func (e *contractB) shuffle(a, b value.Value, idx []int) value.Value {
 	return e.cur.NewShuffleVector(a, b, constant.NewVector(types.NewVector(uint64(len(idx)), types.I32), xs...))
 }
 
-// vecName is the suffix by which LLVM overloads intrinsics, e.g. v16f32.
+// contractVecName is the suffix by which LLVM overloads intrinsics, e.g. v16f32.
 func contractVecName(t *types.VectorType) string {
 	var el string
 	switch x := t.ElemType.(type) {

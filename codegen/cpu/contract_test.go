@@ -146,6 +146,15 @@ func (b *contractBuf) get(i int64) float64 {
 	return *(*float64)(b.at(i))
 }
 
+// values are the first n elements.
+func (b *contractBuf) values(n int64) []float64 {
+	vs := make([]float64, n)
+	for i := range vs {
+		vs[i] = b.get(int64(i))
+	}
+	return vs
+}
+
 // contractReference is the definition, element by element: visit gets each finished
 // chain with its flat batch index.
 func contractReference(c *kern.Contract, a, b *contractBuf, visit func(batch, m, n, offC int64, acc float64)) {
@@ -165,6 +174,7 @@ func contractReference(c *kern.Contract, a, b *contractBuf, visit func(batch, m,
 			rest /= c.K[j].Size
 		}
 	}
+	va, vb := a.values(c.LenA), b.values(c.LenB)
 	pairs := c.A == dtype.BF16 && c.B == dtype.BF16 && c.Acc == dtype.F32
 	for bi := range nb {
 		oa, ob, oc, rest := int64(0), int64(0), int64(0), bi
@@ -180,23 +190,23 @@ func contractReference(c *kern.Contract, a, b *contractBuf, visit func(batch, m,
 				switch {
 				case c.Acc == dtype.F64:
 					for k := range nk {
-						out = math.FMA(a.get(pa+ka[k]), b.get(pb+kb[k]), out)
+						out = math.FMA(va[pa+ka[k]], vb[pb+kb[k]], out)
 					}
 				case pairs:
 					acc := float32(0)
 					for k := int64(0); k < nk; k += 2 {
 						var x, y float32
 						if k+1 < nk {
-							x, y = float32(a.get(pa+ka[k+1])), float32(b.get(pb+kb[k+1]))
+							x, y = float32(va[pa+ka[k+1]]), float32(vb[pb+kb[k+1]])
 						}
 						acc = contractFmaFlush(x, y, acc)
-						acc = contractFmaFlush(float32(a.get(pa+ka[k])), float32(b.get(pb+kb[k])), acc)
+						acc = contractFmaFlush(float32(va[pa+ka[k]]), float32(vb[pb+kb[k]]), acc)
 					}
 					out = float64(acc)
 				default:
 					acc := float32(0)
 					for k := range nk {
-						acc = contractFma32(float32(a.get(pa+ka[k])), float32(b.get(pb+kb[k])), acc)
+						acc = contractFma32(float32(va[pa+ka[k]]), float32(vb[pb+kb[k]]), acc)
 					}
 					out = float64(acc)
 				}
@@ -215,7 +225,7 @@ func contractLib(t testing.TB, m *ir.Module) uintptr {
 	dir := t.TempDir()
 	ll, so := filepath.Join(dir, "k.ll"), filepath.Join(dir, "k.so")
 	require.NoError(t, os.WriteFile(ll, []byte(m.String()), 0o644))
-	out, err := exec.Command(clang, "-O2", "-fPIC", "-shared", "-nostdlib", "-Wno-override-module", "-o", so, ll).CombinedOutput()
+	out, err := exec.Command(clang, "-O2", "-fPIC", "-shared", "-nostdlib", "-fuse-ld=lld", "-Wl,-z,defs", "-Wno-override-module", "-o", so, ll).CombinedOutput()
 	require.NoError(t, err, string(out))
 	h, err := purego.Dlopen(so, purego.RTLD_NOW|purego.RTLD_LOCAL)
 	require.NoError(t, err)
@@ -392,6 +402,7 @@ func TestContractEpilogue(t *testing.T) {
 			if !contractCPU(target) {
 				t.Skip("this CPU does not run the target's code")
 			}
+			t.Parallel()
 			r := rand.New(rand.NewSource(11))
 			m := ir.NewModule()
 			var cs []*kern.Contract
@@ -495,6 +506,7 @@ func TestContractEqualsChain(t *testing.T) {
 			if !contractCPU(target) {
 				t.Skip("this CPU does not run the target's code")
 			}
+			t.Parallel()
 			r := rand.New(rand.NewSource(7))
 			m := ir.NewModule()
 			var cs []*kern.Contract
