@@ -465,8 +465,9 @@ func padRow() *ir.OpDef {
 			}
 			g := b.Op("slice", []*ir.Value{padded(b, dy, lo, high, zeros)}, ir.A("start", zeros), ir.A("limit", end), ir.A("stride", step))
 			// What did not come from x came from value.
-			all := seq(len(x))
-			dv := sub(b, reduced(b, "sum", dy, all), reduced(b, "sum", g, all))
+			bools := op.In(0).With(dtype.Bool)
+			own := b.Op("pad", []*ir.Value{full(b, bools, 1), scalarConst(b, dtype.Bool, 0)}, ir.A("low", low), ir.A("high", op.Attrs.Ints("high")), ir.A("interior", interior))
+			dv := reduced(b, "sum", choose(b, own, full(b, dy.Type, 0), dy), seq(len(x)))
 			return []*ir.Value{g, dv}
 		}),
 		Ref: func(_ ir.Eval, op *ir.Op, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
