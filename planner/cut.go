@@ -126,10 +126,7 @@ func newCut(m *model, k *kin, b int32, budget int64) *cut {
 		for _, y := range m.ctrl[x] {
 			unb(c.z[y], c.z[x])
 		}
-		if !m.hard[x] {
-			continue
-		}
-		for _, y := range m.since[x] {
+		for _, y := range m.lost[x] {
 			unb(c.z[y], c.z[x])
 			unb(c.r[y], c.z[x])
 		}
@@ -361,10 +358,8 @@ func newKin(m *model) *kin {
 		for _, y := range m.ctrl[x] {
 			link(y, x)
 		}
-		if m.hard[x] {
-			for _, y := range m.since[x] {
-				link(y, x)
-			}
+		for _, y := range m.lost[x] {
+			link(y, x)
 		}
 	}
 	return k

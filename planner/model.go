@@ -27,8 +27,11 @@ type model struct {
 	// they do not follow. Bounds must hold for every plan that Check accepts,
 	// so they go by these.
 	strict []bool // by node: Check allows one instance only
-	hard   []bool // by overwriter: what it overwrites is resident, so it is lost for good
 	loose  []bool // by buffer: its memory may hold several values in turn
+	// lost lists, by node that overwrites something resident, the nodes that
+	// read what it destroys: none of their instances may come later.
+	lost  [][]int32
+	exact bool // the rules of the model are the rules of Check
 
 	ins  [][]int32 // by node: buffers read, without repeats
 	outs [][]int32 // by node: buffers allocated
@@ -205,10 +208,11 @@ func newModel(p *Problem) *model {
 		}
 	}
 	m.strict = append([]bool(nil), m.once...)
-	m.hard = make([]bool, m.n)
+	m.exact = true
 	for b, pin := range pinProducer {
 		if pin {
 			m.once[m.prod[b]] = true
+			m.exact = false
 		}
 	}
 	for v := range p.Values {
@@ -268,7 +272,9 @@ func (m *model) addConstraints(prod, order []int) {
 	m.until = make([][]int32, m.n)
 	m.since = make([][]int32, m.n)
 	readers := make([][]int32, len(p.Values)) // nodes that have read the value so far, through views
+	direct := make([][]int32, len(p.Values))  // nodes that have read the value itself
 	exists := make([]bool, len(p.Values))
+	m.lost = make([][]int32, m.n)
 	for v := range p.Values {
 		exists[v] = p.Values[v].Resident
 	}
@@ -278,6 +284,7 @@ func (m *model) addConstraints(prod, order []int) {
 		node := m.nodeOf[i]
 		if node >= 0 {
 			for _, in := range o.Inputs {
+				direct[in] = append(direct[in], node)
 				// emit may make a view right before its reader, so that reads
 				// what is under it as well.
 				for v := in; ; v = m.under[prod[v]] {
@@ -296,13 +303,19 @@ func (m *model) addConstraints(prod, order []int) {
 				m.once[node] = true
 				if m.al.resident[m.al.storage[pr[0]]] {
 					m.strict[node] = true
-					m.hard[node] = true
 				}
 				for _, v := range m.al.overwritten(p, i, pr) {
 					if !exists[v] {
 						continue
 					}
 					exists[v] = false
+					if m.strict[node] {
+						for _, r := range direct[v] {
+							if r != node && !contains(m.lost[node], r) {
+								m.lost[node] = append(m.lost[node], r)
+							}
+						}
+					}
 					for _, r := range readers[v] {
 						if r != node && !contains(m.until[r], node) {
 							m.until[r] = append(m.until[r], node)

@@ -214,6 +214,9 @@ func (s *search) attempt() {
 			s.offer(s.greedy(o, s.opt.Budget, v), v.name)
 		}
 	}
+	if s.exhaust() {
+		return
+	}
 	s.bound()
 	if s.done() || !s.swept.possible {
 		return
@@ -236,6 +239,22 @@ func (s *search) attempt() {
 			s.best, s.cost, s.solver = seq, rep.Cost, "min-budget"
 		}
 	}
+}
+
+// exhaust solves small problems outright.
+func (s *search) exhaust() bool {
+	if s.m.n > 12 || len(s.m.size) > 14 {
+		return false
+	}
+	seq, cost, known := exact(s.m, s.opt.Budget, 1<<17, s.stopped)
+	if !known {
+		return false
+	}
+	if seq != nil {
+		s.offer(seq, "exact")
+		s.lower, s.proof = cost, ProofExact
+	}
+	return true
 }
 
 func (s *search) done() bool { return s.best != nil && s.cost <= s.lower }
@@ -468,6 +487,20 @@ func (s *search) smallest() []int32 {
 						continue
 					}
 				}
+				lo = mid + 1
+			}
+		}
+	}
+	if s.m.n <= 12 && len(s.m.size) <= 14 {
+		for lo, hi := low, peak; lo < hi; {
+			mid := lo + (hi-lo)/2
+			seq, _, known := exact(s.m, mid, 1<<17, s.stopped)
+			if !known {
+				break
+			}
+			if seq != nil {
+				best, peak, hi = seq, mid, mid
+			} else {
 				lo = mid + 1
 			}
 		}

@@ -1,0 +1,138 @@
+package planner
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"testing"
+)
+
+func never0() bool { return false }
+
+// bestCut returns the best bound over the cuts at every node, with and without
+// branching. possible is false if a cut proves that no plan fits.
+func bestCut(m *model, budget int64) (lower int64, possible bool) {
+	k := newKin(m)
+	for b := int32(0); b < int32(m.n); b++ {
+		c := newCut(m, k, b, budget)
+		r := c.maximise(0, 24)
+		if !r.possible {
+			return 0, false
+		}
+		lower = max(lower, r.lower)
+		i := c.integer(1, 1<<62, 200, never0)
+		lower = max(lower, i.lower)
+	}
+	return lower, true
+}
+
+// TestBoundsHold makes random legal plans, asks Check for their peak and cost,
+// and holds the bounds for that peak against the cost.
+func TestBoundsHold(t *testing.T) {
+	plans := 0
+	for seed := uint64(0); seed < 600; seed++ {
+		rng := rand.New(rand.NewPCG(seed, 3))
+		p := randomProblem(rng, 2+rng.IntN(12))
+		m := newModel(p)
+		for try := 0; try < 6; try++ {
+			order := append([]int(nil), p.order()...)
+			for k := rng.IntN(8); k > 0; k-- {
+				at := rng.IntN(len(order) + 1)
+				op := rng.IntN(len(p.Ops))
+				with := append(append(append([]int(nil), order[:at]...), op), order[at:]...)
+				if _, err := Check(p, &Plan{Order: with}, -1); err == nil {
+					order = with
+				}
+			}
+			rep, err := Check(p, &Plan{Order: order}, -1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			plans++
+			if f := m.footprint(); f > rep.PeakBytes {
+				t.Fatalf("seed %d: no plan is said to need less than %d bytes, this one needs %d: %v", seed, f, rep.PeakBytes, order)
+			}
+			lower, possible := bestCut(m, rep.PeakBytes)
+			if !possible || m.base+lower > rep.Cost {
+				t.Fatalf("seed %d: bound %d (possible %v) for budget %d, but a plan costs %d: %v", seed, m.base+lower, possible, rep.PeakBytes, rep.Cost, order)
+			}
+		}
+	}
+	t.Logf("%d plans", plans)
+}
+
+// simpleProblem makes a small problem without views and overwrites of shared
+// memory, for which the exhaustive search is exact.
+func simpleProblem(rng *rand.Rand, n int) *Problem {
+	p := &Problem{Name: "simple"}
+	for i := 0; i < n; i++ {
+		o := Op{Cost: 1 + rng.Int64N(9), Det: DetExact, Outputs: []int{len(p.Values)}}
+		if rng.IntN(8) == 0 {
+			o.Det = DetDecides
+		}
+		if rng.IntN(8) == 0 {
+			o.Workspace = rng.Int64N(4)
+		}
+		if i > 0 {
+			o.Inputs = append(o.Inputs, i-1-min(rng.IntN(i), rng.IntN(i)))
+			if j := rng.IntN(i); j != o.Inputs[0] && rng.IntN(2) == 0 {
+				o.Inputs = append(o.Inputs, j)
+			}
+			if rng.IntN(3) == 0 {
+				o.InPlace = [][2]int{{o.Inputs[0], i}}
+			}
+		}
+		p.Values = append(p.Values, Value{Bytes: 1 + rng.Int64N(6), Output: rng.IntN(7) == 0})
+		p.Ops = append(p.Ops, o)
+	}
+	return p
+}
+
+// TestExhaustive compares bounds and plans with the optimum over all plans.
+func TestExhaustive(t *testing.T) {
+	solved, tight := 0, 0
+	for seed := uint64(0); seed < 500; seed++ {
+		rng := rand.New(rand.NewPCG(seed, 4))
+		p := simpleProblem(rng, 3+rng.IntN(6))
+		m := newModel(p)
+		low, high := m.footprint(), SaveAll(p).PeakBytes
+		for budget := low; budget <= high; budget += max(1, (high-low)/3) {
+			seq, opt, known := exact(m, budget, 1<<20, never0)
+			if !known {
+				t.Fatalf("seed %d: the exhaustive search gave up", seed)
+			}
+			lower, possible := bestCut(m, budget)
+			plan, err := Solve(context.Background(), p, Options{Budget: budget, Steps: 3000})
+			var inf *InfeasibleError
+			if seq == nil {
+				if err == nil {
+					t.Fatalf("seed %d budget %d: no plan exists, Solve gives %v", seed, budget, plan.Order)
+				}
+				continue
+			}
+			if errors.As(err, &inf) {
+				t.Errorf("seed %d budget %d: a plan of cost %d exists, Solve finds none: %v", seed, budget, opt, err)
+				continue
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !possible || m.base+lower > opt {
+				t.Fatalf("seed %d budget %d: bound %d (possible %v), optimum %d", seed, budget, m.base+lower, possible, opt)
+			}
+			if plan.Cost < opt || plan.LowerBound > opt {
+				t.Fatalf("seed %d budget %d: plan %d, bound %d, optimum %d", seed, budget, plan.Cost, plan.LowerBound, opt)
+			}
+			if rep, err := Check(p, &Plan{Order: m.emit(seq)}, budget); err != nil || rep.Cost != opt {
+				t.Fatalf("seed %d budget %d: the optimal sequence: %v, cost %d, want %d", seed, budget, err, rep.Cost, opt)
+			}
+			solved++
+			if plan.Cost == opt {
+				tight++
+			}
+		}
+	}
+	if tight < solved {
+		t.Errorf("%d of %d plans are optimal", tight, solved)
+	}
+}
