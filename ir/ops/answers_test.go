@@ -12,6 +12,7 @@ import (
 	"reprise/ir/interp"
 	"reprise/ir/ops"
 	"reprise/ir/tensor"
+	"reprise/passes/autodiff"
 )
 
 // run builds one op and runs its reference.
@@ -186,5 +187,74 @@ func TestShapeMessages(t *testing.T) {
 		_, f := newFunc(c.types)
 		_, err := f.MakeOp(ops.Table().Must(c.op), f.Body.Params, ir.MakeAttrs(c.attrs...), nil, here())
 		assert.EqualError(t, err, c.want)
+	}
+}
+
+// Gradients at ties and zeros, where differences say nothing: those that PyTorch gives, too.
+func TestKnownGradients(t *testing.T) {
+	table := ops.Table()
+	f64s := func(shape []int64, v ...float64) *tensor.Tensor { return tensor.Of(v, shape...) }
+	for _, c := range []struct {
+		name, op string
+		in       []*tensor.Tensor
+		attrs    []ir.Attr
+		want     []*tensor.Tensor // of the float operands, for cotangents 1, 2, 3, …
+	}{
+		{"one zero", "reduce", []*tensor.Tensor{f64s(shape(3), 2, 0, 5)}, []ir.Attr{ir.A("kind", "prod"), ir.A("axes", shape(0))}, []*tensor.Tensor{f64s(shape(3), 0, 10, 0)}},
+		{"two zeros", "reduce", []*tensor.Tensor{f64s(shape(3), 0, 0, 5)}, []ir.Attr{ir.A("kind", "prod"), ir.A("axes", shape(0))}, []*tensor.Tensor{f64s(shape(3), 0, 0, 0)}},
+		{"ties share", "reduce", []*tensor.Tensor{f64s(shape(2, 3), 7, 1, 7, 2, 3, 3)}, []ir.Attr{ir.A("kind", "max"), ir.A("axes", shape(1))},
+			[]*tensor.Tensor{f64s(shape(2, 3), 0.5, 0, 0.5, 0, 1, 1)}},
+		{"zero", "cumprod", []*tensor.Tensor{f64s(shape(3), 2, 0, 5)}, []ir.Attr{ir.A("axis", 0)}, []*tensor.Tensor{f64s(shape(3), 1, 4+30, 0)}},
+		{"last of equals", "cummax", []*tensor.Tensor{f64s(shape(4), 1, 3, 3, 2)}, []ir.Attr{ir.A("axis", 0)}, []*tensor.Tensor{f64s(shape(4), 1, 2, 7, 0)}},
+		{"first of equals", "max_pool", []*tensor.Tensor{f64s(shape(4), 1, 4, 4, 2)}, []ir.Attr{ir.A("window", shape(2))}, []*tensor.Tensor{f64s(shape(4), 0, 3, 3, 0)}},
+		{"last update wins", "scatter", []*tensor.Tensor{f64s(shape(3), 1, 1, 1), i32s(shape(3), 2, 2, 3), f64s(shape(3), 5, 6, 7)},
+			[]ir.Attr{ir.A("inserted_window_dims", shape(0)), ir.A("scatter_dims_to_operand_dims", shape(0)), ir.A("index_vector_dim", 1)},
+			[]*tensor.Tensor{f64s(shape(3), 1, 2, 0), f64s(shape(3), 0, 3, 0)}},
+		{"zero update", "scatter", []*tensor.Tensor{f64s(shape(2), 4, 3), i32s(shape(3), 1, 1, 0), f64s(shape(3), 0, 5, 2)},
+			[]ir.Attr{ir.A("inserted_window_dims", shape(0)), ir.A("scatter_dims_to_operand_dims", shape(0)), ir.A("index_vector_dim", 1), ir.A("kind", "mul")},
+			[]*tensor.Tensor{f64s(shape(2), 2, 0), f64s(shape(3), 30, 0, 4)}},
+		{"ties share", "scatter", []*tensor.Tensor{f64s(shape(2), 5, 1), i32s(shape(3), 0, 0, 1), f64s(shape(3), 5, 4, 9)},
+			[]ir.Attr{ir.A("inserted_window_dims", shape(0)), ir.A("scatter_dims_to_operand_dims", shape(0)), ir.A("index_vector_dim", 1), ir.A("kind", "max")},
+			[]*tensor.Tensor{f64s(shape(2), 0.5, 0), f64s(shape(3), 0.5, 0, 2)}},
+		{"stable", "sort", []*tensor.Tensor{f64s(shape(3), 2, 1, 1)}, []ir.Attr{ir.A("axis", 0)}, []*tensor.Tensor{f64s(shape(3), 3, 1, 2)}},
+		{"lower index", "top_k", []*tensor.Tensor{f64s(shape(3), 2, 3, 3)}, []ir.Attr{ir.A("k", 2)}, []*tensor.Tensor{f64s(shape(3), 0, 1, 2)}},
+		{"twice the same row", "take", []*tensor.Tensor{f64s(shape(2), 8, 9), i32s(shape(3), 1, 0, 1)}, nil, []*tensor.Tensor{f64s(shape(2), 2, 4)}},
+	} {
+		t.Run(c.op+"/"+c.name, func(t *testing.T) {
+			var types []ir.Type
+			for _, x := range c.in {
+				types = append(types, ir.T(x.DType, x.Shape...))
+			}
+			m, f := newFunc(types)
+			b := ir.NewBuilder(table, f.Body, here())
+			y := b.Multi(c.op, f.Body.Params, nil, c.attrs...).Results[0]
+			w := make([]float64, y.Type.Len())
+			axes := make([]int64, y.Type.Rank())
+			for i := range w {
+				w[i] = float64(i + 1)
+			}
+			for i := range axes {
+				axes[i] = int64(i)
+			}
+			cot := b.Op("constant", nil, ir.A("value", tensor.Of(w, y.Type.Shape...)))
+			loss := b.Op("reduce", []*ir.Value{b.Op("mul", []*ir.Value{y, cot})}, ir.A("kind", "sum"), ir.A("axes", axes))
+			xs := []*ir.Value{loss}
+			for _, p := range f.Body.Params {
+				if p.Type.DType.IsFloat() {
+					xs = append(xs, p)
+				}
+			}
+			f.Body.Results = b.Multi("gradient", xs, nil).Results
+			for i := range f.Body.Results {
+				f.Results = append(f.Results, string(rune('a'+i)))
+			}
+			require.NoError(t, autodiff.Run(m, table))
+			got, err := interp.Run(f, c.in)
+			require.NoError(t, err)
+			require.Len(t, got, len(c.want))
+			for i := range got {
+				assert.Equal(t, c.want[i].F64(), got[i].F64(), "gradient %d", i)
+			}
+		})
 	}
 }

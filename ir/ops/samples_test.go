@@ -162,6 +162,10 @@ select_and_scatter(F[2,7,6], F[2,4,3]) window=[1,3,2] strides=[1,2,2] padding=[0
 select_and_scatter(F[7,6], F[6,5]) window=[3,2] padding=[1,0,0,0] kind=min
 select_and_gather(F[2,7,6], F[2,7,6]) window=[1,3,2] strides=[1,2,2] padding=[0,0,1,1,0,0]
 select_and_gather(F[7,6], F[7,6]) window=[3,2] kind=min
+select_and_scatter(F[9,8], F[4,5]) window=[3,2] strides=[2,1] window_dilation=[2,3] padding=[1,1,1,-1]
+max_pool(F[9,8]) window=[3,2] strides=[2,1] window_dilation=[2,3] padding=[1,1,1,-1]
+avg_pool(F[9,8]) window=[3,2] strides=[2,1] window_dilation=[2,3] padding=[1,1,1,-1]
+reduce_window(F[9,8]) window=[3,2] window_dilation=[2,1] kind=max
 
 take(T[5,7], i32[2,3]@-1:6)
 take(T[3,5,2], u64[4]@0:6) axis=1

@@ -476,17 +476,17 @@ func mustSpans(op *ir.Op) []span {
 	return s
 }
 
-func windowAttrs(dilations bool) []ir.AttrDef {
+// windowAttrs are the attributes of an op over windows; base: x itself may be spread out.
+func windowAttrs(base bool) []ir.AttrDef {
 	none := []int64{}
 	attrs := []ir.AttrDef{
 		{Name: "window", Kind: "ints", Doc: "size of the window along each dimension of x"},
 		{Name: "strides", Kind: "ints", Default: none, Doc: "step of the window along each dimension; default 1"},
 		{Name: "padding", Kind: "ints", Default: none, Doc: "low and high for each dimension; default 0"},
+		{Name: "window_dilation", Kind: "ints", Default: none, Doc: "spreads the window out along each dimension; default 1"},
 	}
-	if dilations {
-		attrs = append(attrs,
-			ir.AttrDef{Name: "base_dilation", Kind: "ints", Default: none, Doc: "spreads x out along each dimension; default 1"},
-			ir.AttrDef{Name: "window_dilation", Kind: "ints", Default: none, Doc: "spreads the window out along each dimension; default 1"})
+	if base {
+		attrs = append(attrs, ir.AttrDef{Name: "base_dilation", Kind: "ints", Default: none, Doc: "spreads x out along each dimension; default 1"})
 	}
 	return attrs
 }
@@ -589,11 +589,10 @@ func reduceWindowRow() *ir.OpDef {
 			case "sum":
 				return []*ir.Value{b.windowSumGrad(op, douts[0])}, nil
 			case "max", "min":
-				if !isUnit(a.Ints("base_dilation")) || !isUnit(a.Ints("window_dilation")) {
-					return nil, fmt.Errorf("no gradient of a %s over dilated windows (base_dilation %v, window_dilation %v)", kind, a.Ints("base_dilation"), a.Ints("window_dilation"))
+				if !isUnit(a.Ints("base_dilation")) {
+					return nil, fmt.Errorf("no gradient of a %s over spread out elements (base_dilation %v)", kind, a.Ints("base_dilation"))
 				}
-				return []*ir.Value{b.op2("select_and_scatter", x, douts[0], ir.A("kind", kind),
-					ir.A("window", a.Ints("window")), ir.A("strides", a.Ints("strides")), ir.A("padding", a.Ints("padding")))}, nil
+				return []*ir.Value{b.op2("select_and_scatter", x, douts[0], windowOf(op, kind)...)}, nil
 			default:
 				return nil, fmt.Errorf("no gradient of kind %q", kind)
 			}
@@ -639,10 +638,16 @@ func (e em) windowSumGrad(op *ir.Op, dy *ir.Value) *ir.Value {
 		ir.A("base_dilation", base), ir.A("window_dilation", wdil))
 }
 
-func maxPoolRow() *ir.OpDef {
-	floats := func(op *ir.Op) []ir.Attr {
-		return []ir.Attr{ir.A("kind", "max"), ir.A("window", op.Attrs.Ints("window")), ir.A("strides", op.Attrs.Ints("strides")), ir.A("padding", op.Attrs.Ints("padding"))}
+// windowOf are the attributes of an op over the same windows as op.
+func windowOf(op *ir.Op, kind string) []ir.Attr {
+	as := []ir.Attr{ir.A("kind", kind)}
+	for _, name := range []string{"window", "strides", "padding", "window_dilation"} {
+		as = append(as, ir.A(name, op.Attrs.Ints(name)))
 	}
+	return as
+}
+
+func maxPoolRow() *ir.OpDef {
 	return &ir.OpDef{
 		Name: "max_pool", Family: "window",
 		Doc: "The greatest element of each window: `reduce_window` of kind max. The window has a size for every dimension of x, 1 for batch and features, so the layout is free. " +
@@ -655,10 +660,10 @@ func maxPoolRow() *ir.OpDef {
 			if !op.In(0).DType.IsFloat() {
 				return []*ir.Value{nil}, nil
 			}
-			return []*ir.Value{em{b}.op2("select_and_scatter", op.Operands[0], douts[0], floats(op)...)}, nil
+			return []*ir.Value{em{b}.op2("select_and_scatter", op.Operands[0], douts[0], windowOf(op, "max")...)}, nil
 		},
 		Expand: func(b *ir.Builder, op *ir.Op) []*ir.Value {
-			return []*ir.Value{em{b}.op1("reduce_window", op.Operands[0], floats(op)...)}
+			return []*ir.Value{em{b}.op1("reduce_window", op.Operands[0], windowOf(op, "max")...)}
 		},
 		Ref: func(_ ir.Eval, op *ir.Op, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
 			x, spans := in[0], mustSpans(op)
@@ -675,9 +680,6 @@ func maxPoolRow() *ir.OpDef {
 }
 
 func avgPoolRow() *ir.OpDef {
-	attrs := func(op *ir.Op) []ir.Attr {
-		return []ir.Attr{ir.A("kind", "sum"), ir.A("window", op.Attrs.Ints("window")), ir.A("strides", op.Attrs.Ints("strides")), ir.A("padding", op.Attrs.Ints("padding"))}
-	}
 	// divisor is the number of elements that each window is divided by, as a tensor.
 	divisor := func(op *ir.Op) *tensor.Tensor {
 		spans := mustSpans(op)
@@ -761,7 +763,7 @@ func avgPoolRow() *ir.OpDef {
 		},
 		Expand: func(bb *ir.Builder, op *ir.Op) []*ir.Value {
 			b := em{bb}
-			s := b.op1("reduce_window", op.Operands[0], attrs(op)...)
+			s := b.op1("reduce_window", op.Operands[0], windowOf(op, "sum")...)
 			return []*ir.Value{b.div(s, divisorValue(b, op, s.Type))}
 		},
 		Ref: func(_ ir.Eval, op *ir.Op, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
@@ -853,10 +855,8 @@ func selectAndScatterRow() *ir.OpDef {
 			if !op.In(0).DType.IsFloat() {
 				return make([]*ir.Value, 2), nil
 			}
-			a := op.Attrs
 			// What is selected does not vary with x.
-			return []*ir.Value{nil, em{b}.op2("select_and_gather", op.Operands[0], douts[0], ir.A("kind", a.Str("kind")),
-				ir.A("window", a.Ints("window")), ir.A("strides", a.Ints("strides")), ir.A("padding", a.Ints("padding")))}, nil
+			return []*ir.Value{nil, em{b}.op2("select_and_gather", op.Operands[0], douts[0], windowOf(op, op.Attrs.Str("kind"))...)}, nil
 		},
 		Elem: func(c ir.ElemCtx, op *ir.Op, idx []*kern.Expr) []*kern.Expr {
 			spans, t := mustSpans(op), op.In(0)
@@ -879,6 +879,14 @@ func selectAndScatterRow() *ir.OpDef {
 				if s.win == 1 && s.stride == 1 {
 					p[i] = kern.Add(idx[i], kern.I64(s.lo))
 					return loop(i+1, kern.And(ok, inside(i, p[i])), acc)
+				}
+				if s.rdil > 1 { // the window in which this element is tap win−1−k, where there is one
+					return c.Loop(s.win, []*kern.Expr{acc}, func(k *kern.Expr, acc []*kern.Expr) []*kern.Expr {
+						at := kern.Sub(kern.Add(idx[i], kern.I64(s.lo)), kern.Mul(kern.Sub(kern.I64(s.win-1), k), kern.I64(s.rdil)))
+						starts := kern.Eq(kern.Rem(at, kern.I64(s.stride)), kern.I64(0))
+						p[i] = floorDivExpr(at, s.stride)
+						return []*kern.Expr{loop(i+1, kern.And(kern.And(ok, starts), inside(i, p[i])), acc[0])}
+					})[0]
 				}
 				// The last window starts at or before x+lo; before it there are ceil(win/stride)−1 more.
 				n := ceilDiv(s.win, s.stride)
@@ -940,9 +948,7 @@ func selectAndGatherRow() *ir.OpDef {
 			if op.In(0).DType != op.In(1).DType {
 				return nil, fmt.Errorf("no gradient where x %v and v %v have different element types", op.In(0), op.In(1))
 			}
-			a := op.Attrs
-			return []*ir.Value{nil, em{b}.op2("select_and_scatter", op.Operands[0], douts[0], ir.A("kind", a.Str("kind")),
-				ir.A("window", a.Ints("window")), ir.A("strides", a.Ints("strides")), ir.A("padding", a.Ints("padding")))}, nil
+			return []*ir.Value{nil, em{b}.op2("select_and_scatter", op.Operands[0], douts[0], windowOf(op, op.Attrs.Str("kind"))...)}, nil
 		},
 		Elem: func(c ir.ElemCtx, op *ir.Op, idx []*kern.Expr) []*kern.Expr {
 			at := chosenExpr(c, op, mustSpans(op), idx)
