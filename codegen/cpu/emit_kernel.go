@@ -53,6 +53,7 @@ func emitKernel(m *ir.Module, k *kern.Kernel, t Target, symbol string, ids []uin
 	fn.RandomIDs = random
 	fn.Loop(lo, hi, 1, func(tile value.Value) {
 		fn.Bind(k.Tile, tile)
+		fn.Bounds(k.Tile, 0, max(k.Tiles-1, 0))
 		fn.Body(k.Body)
 	})
 	fn.Block.NewRet(nil)

@@ -20,6 +20,7 @@ type operand struct {
 	s        value.Value
 	stride   int64
 	v        value.Value
+	n        value.Value // an i64 that fits: its 32-bit lanes (package file narrow.go)
 	constant bool
 	bits     uint64
 }
@@ -36,6 +37,8 @@ func (f *Func) vector(x *operand) value.Value {
 	case w == 1:
 		return x.s
 	case x.v != nil:
+	case x.n != nil && x.s == nil:
+		x.v = f.Block.NewSExt(x.n, Vec(types.I64, w))
 	case x.constant:
 		x.v = Literal(x.t, w, x.bits)
 	case x.stride == 0:
@@ -82,12 +85,15 @@ func (f *Func) eval1(e *kern.Expr, memo values) *operand {
 	}
 	switch e.Op {
 	case kern.OpLoad:
-		return f.load(f.ptrs[e.Param], e.DType, f.Params[e.Param].Len, args)
+		return f.load(f.ptrs[e.Param], e.DType, f.Params[e.Param].Len, e.Args[0], args)
 	case kern.OpLocal:
-		return f.load(f.localPtr(e.Local), e.DType, e.Local.Len, args)
+		return f.load(f.localPtr(e.Local), e.DType, e.Local.Len, e.Args[0], args)
 	}
 	if f.lane.w > 1 && !uniform {
 		if x := f.affine(e, args); x != nil {
+			return x
+		}
+		if x := f.narrow32(e, args); x != nil {
 			return x
 		}
 	}
@@ -442,7 +448,7 @@ func (f *Func) roundOdd(w int, x value.Value) value.Value {
 
 // load reads elements args[0] of n at p; args[1] and args[2], if there, say where
 // and what else.
-func (f *Func) load(p value.Value, t dtype.Type, n int64, args []*operand) *operand {
+func (f *Func) load(p value.Value, t dtype.Type, n int64, index *kern.Expr, args []*operand) *operand {
 	if n == 0 {
 		if len(args) == 3 {
 			return args[2]
@@ -498,13 +504,14 @@ func (f *Func) load(p value.Value, t dtype.Type, n int64, args []*operand) *oper
 	}
 	// A gather: lanes that may not read are sent to element 0, so that targets
 	// without a masked gather need no branches.
-	i := f.vector(idx)
+	i := f.indices(index, idx)
 	mask := f.lane.mask
 	if cond != nil {
 		mask = f.and(mask, f.vector(cond))
 	}
 	if mask != nil {
-		i = f.Block.NewSelect(mask, i, IntLit(types.I64, w, 0))
+		_, elem := lanes(i.Type())
+		i = f.Block.NewSelect(mask, i, IntLit(elem, w, 0))
 	}
 	ptrs := f.Block.NewGetElementPtr(Mem(t), p, i)
 	all := Literal(dtype.Bool, w, 1)

@@ -35,6 +35,9 @@ type Func struct {
 	slots map[*kern.Var]*slot   // variables in memory (promoted by LLVM)
 	bound map[*kern.Var]operand // variables with a known value
 
+	ranges map[*kern.Var]span // bounds of i64 variables, here
+	spans  map[*kern.Expr]spanResult
+
 	lane lane // the strip around
 }
 
@@ -73,7 +76,8 @@ type lane struct {
 // scratch is the worker's memory of which the first used bytes are taken.
 func NewFunc(m *Module, f *ir.Func, entry, at *ir.Block, params []kern.Param, ptrs []value.Value, scratch value.Value, used int64, width int) *Func {
 	fn := &Func{Mod: m, F: f, Block: at, Params: params, Width: width, entry: entry, scratch: scratch, scratchUsed: used,
-		locals: map[*kern.Local]value.Value{}, slots: map[*kern.Var]*slot{}, bound: map[*kern.Var]operand{}, lane: lane{w: 1}}
+		locals: map[*kern.Local]value.Value{}, slots: map[*kern.Var]*slot{}, bound: map[*kern.Var]operand{},
+		ranges: map[*kern.Var]span{}, spans: map[*kern.Expr]spanResult{}, lane: lane{w: 1}}
 	for i, p := range ptrs {
 		fn.ptrs = append(fn.ptrs, entry.NewBitCast(p, pointerLike(p, Mem(params[i].DType))))
 	}
@@ -213,6 +217,10 @@ func (f *Func) toMem(t dtype.Type, x value.Value) value.Value {
 	w, _ := lanes(x.Type())
 	return f.Block.NewZExt(x, Vec(types.I8, w))
 }
+
+// Bounds says that an i64 variable lies in lo … hi: index arithmetic may then be
+// done in 32 bits.
+func (f *Func) Bounds(v *kern.Var, lo, hi int64) { f.setSpan(v, span{lo, hi}, true) }
 
 // Unbind forgets what Bind said.
 func (f *Func) Unbind(v *kern.Var) { delete(f.bound, v) }

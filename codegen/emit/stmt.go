@@ -47,6 +47,8 @@ func (f *Func) stmt(s kern.Stmt) {
 
 func (f *Func) assign(s *kern.Assign) {
 	x := f.eval(s.Value, values{})
+	bounds, ok := f.spanOf(s.Value)
+	f.setSpan(s.Var, bounds, ok)
 	if f.lane.w == 1 {
 		f.setScalar(s.Var, x.s)
 		return
@@ -64,28 +66,45 @@ func (f *Func) loop(s *kern.For) {
 		panic(fmt.Sprintf("BUG: bounds of loop over %q differ between lanes", s.Var.Name))
 	}
 	f.forget(s.Body)
+	from, ok1 := f.spanOf(s.Lo)
+	to, ok2 := f.spanOf(s.Hi)
+	f.setSpan(s.Var, span{from.lo, max(from.lo, to.hi-1)}, ok1 && ok2)
 	f.Loop(lo, hi, s.Step, func(i value.Value) {
 		f.bound[s.Var] = operand{t: dtype.I64, s: i}
 		f.Body(s.Body)
 	})
 	delete(f.bound, s.Var)
+	f.setSpan(s.Var, span{}, false)
 	f.forget(s.Body)
 }
 
-// forget drops the known values of per-lane variables that body assigns.
+// forget drops what is known of variables that body assigns.
 func (f *Func) forget(body []kern.Stmt) {
 	for _, s := range body {
 		switch s := s.(type) {
 		case *kern.Assign:
 			delete(f.lane.known, s.Var)
+			f.setSpan(s.Var, span{}, false)
 		case *kern.For:
 			f.forget(s.Body)
+		case *kern.While:
+			f.forget(s.Pre)
+			f.forget(s.Body)
+		case *kern.If:
+			f.forget(s.Then)
+			f.forget(s.Else)
+		case *kern.Strip:
+			f.forget(s.Body)
+			for _, r := range s.Reds {
+				f.setSpan(r.Var, span{}, false)
+			}
 		}
 	}
 }
 
 func (f *Func) while(s *kern.While) {
 	head, body, exit := f.newBlock(), f.newBlock(), f.newBlock()
+	f.forget([]kern.Stmt{s})
 	f.Block.NewBr(head)
 	f.Block = head
 	f.Body(s.Pre)
@@ -94,6 +113,7 @@ func (f *Func) while(s *kern.While) {
 	f.Body(s.Body)
 	f.Block.NewBr(head)
 	f.Block = exit
+	f.forget([]kern.Stmt{s})
 }
 
 func (f *Func) branch(s *kern.If) {
@@ -102,10 +122,12 @@ func (f *Func) branch(s *kern.If) {
 	f.Block = then
 	f.Body(s.Then)
 	f.Block.NewBr(exit)
+	f.forget(s.Then)
 	f.Block = other
 	f.Body(s.Else)
 	f.Block.NewBr(exit)
 	f.Block = exit
+	f.forget([]kern.Stmt{s})
 }
 
 func (f *Func) store(p value.Value, t dtype.Type, n int64, index, val, cond *kern.Expr, memo values) {
@@ -154,7 +176,7 @@ func (f *Func) store(p value.Value, t dtype.Type, n int64, index, val, cond *ker
 	if mask == nil {
 		mask = Literal(dtype.Bool, f.lane.w, 1)
 	}
-	ptrs := f.Block.NewGetElementPtr(Mem(t), p, f.vector(idx))
+	ptrs := f.Block.NewGetElementPtr(Mem(t), p, f.indices(index, idx))
 	f.Call("llvm.masked.scatter."+suffix(mem), ptrs.Type(), types.Void, v, ptrs, I32(size), mask)
 }
 
@@ -427,7 +449,10 @@ func (f *Func) Eval(e *kern.Expr) value.Value { return f.eval(e, values{}).s }
 
 // Join is one step of a reduction, Set what gives its variable the result.
 func (f *Func) Join(r kern.Red, x, y value.Value) value.Value { return f.join(r, x, y) }
-func (f *Func) Set(v *kern.Var, x value.Value)                { f.setScalar(v, x) }
+func (f *Func) Set(v *kern.Var, x value.Value) {
+	f.setScalar(v, x)
+	f.setSpan(v, span{}, false)
+}
 
 // reduction is one reduction of a strip: 64 partials, in memory or, in the
 // unrolled loop, in variables of one vector each.
@@ -464,6 +489,9 @@ func (f *Func) accumulate(r kern.Red, p, x, mask value.Value) {
 
 func (f *Func) strip(s *kern.Strip) {
 	n := f.eval(s.N, values{})
+	length, ok := f.spanOf(s.N)
+	f.setSpan(s.Var, span{0, max(length.hi-1, 0)}, ok)
+	defer f.setSpan(s.Var, span{}, false)
 	var reds []*reduction
 	for _, r := range s.Reds {
 		t := Elem(r.Var.DType)
@@ -597,6 +625,7 @@ func (f *Func) tree(r *reduction) {
 		x = f.join(r.red, lo, hi)
 	}
 	f.setScalar(r.red.Var, x)
+	f.setSpan(r.red.Var, span{}, false)
 }
 
 // Lanes emits the statements of a strip body over v for the w lanes v = n … n+w-1
