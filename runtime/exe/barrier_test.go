@@ -20,6 +20,7 @@ func barriers(n int) *exe.Model {
 	y := b.Value(exe.RoleBuffer, "y", dtype.U8, "", 256)
 	loss := b.Value(exe.RoleOutput, "loss", dtype.F32, "")
 	b.Model.Loss = "loss"
+	b.Model.Init = []exe.Inst{fixture.Launch("zero", 1, fixture.W(x)), fixture.Launch("zero", 1, fixture.W(y))}
 	for i := range n {
 		from, to := x, y
 		if i%2 == 1 {

@@ -36,6 +36,8 @@ func TestValidate(t *testing.T) {
 		{"feed's type", func(m *exe.Model) { m.Values[5].Feed = "tokens" }, `input "x": feed "tokens" wants an integer type that holds 255, not f32`},
 		{"batch axes", func(m *exe.Model) { m.Values[5].BatchAxes = 3 }, `input "x": 3 batch axes of 2`},
 		{"key's type", func(m *exe.Model) { m.Values[3].DType, m.Values[3].Bytes = dtype.I64, 8 }, `key "key" is i64[]`},
+		{"state without a beginning", func(m *exe.Model) { m.Init = m.Init[1:] }, `param "w": neither initial bytes nor init fill it from byte 0`},
+		{"state half filled", func(m *exe.Model) { m.Init[1].Args[0].Bytes = 512 }, `opt "w.m": neither initial bytes nor init fill it from byte 512`},
 		{"arena too large", func(m *exe.Model) { m.ArenaBytes += 64 }, `arena of 6672 bytes, of which no more than 6608 are ever touched`},
 		{"loss", func(m *exe.Model) { m.Loss = "w" }, `loss "w" is not a floating output of one element`},
 		{"feature", func(m *exe.Model) { m.Features = []string{"mmx2"} }, `unknown CPU feature "mmx2"`},

@@ -1,6 +1,7 @@
 package exe
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -106,6 +107,9 @@ func (m *Model) Validate() error {
 			return fmt.Errorf("model %s: %s: %w", m.Name, p.name, err)
 		}
 	}
+	if err := m.validateInit(); err != nil {
+		return fmt.Errorf("model %s: %w", m.Name, err)
+	}
 	if high := m.HighestByte(); m.ArenaBytes-high >= Align { // the promise is exact
 		return fmt.Errorf("model %s: arena of %d bytes, of which no more than %d are ever touched", m.Name, m.ArenaBytes, high)
 	}
@@ -192,10 +196,40 @@ func (m *Model) validateValues() error {
 			state = append(state, v)
 		}
 	}
-	slices.SortFunc(state, func(a, b Value) int { return int(min(max(a.Offset-b.Offset, -1), 1)) })
+	slices.SortFunc(state, func(a, b Value) int { return cmp.Compare(a.Offset, b.Offset) })
 	for i := 1; i < len(state); i++ {
 		if a, b := state[i-1], state[i]; a.Offset+a.Bytes > b.Offset {
 			return fmt.Errorf("%s %q overlaps %s %q", a.Role, a.Name, b.Role, b.Name)
+		}
+	}
+	return nil
+}
+
+// validateInit checks that all state has a beginning: an instance that is reset
+// must not keep anything of its former life.
+func (m *Model) validateInit() error {
+	type extent struct{ lo, hi int64 }
+	var written []extent
+	for i := range m.Init {
+		for _, a := range accesses(i, &m.Init[i]) {
+			if a.write {
+				written = append(written, extent{a.lo, a.hi})
+			}
+		}
+	}
+	slices.SortFunc(written, func(a, b extent) int { return cmp.Compare(a.lo, b.lo) })
+	for _, v := range m.Values {
+		if !v.Role.IsState() || v.Data != nil {
+			continue
+		}
+		at := v.Offset
+		for _, w := range written {
+			if w.lo <= at {
+				at = max(at, w.hi)
+			}
+		}
+		if at < v.Offset+v.Bytes {
+			return fmt.Errorf("%s %q: neither initial bytes nor init fill it from byte %d", v.Role, v.Name, at-v.Offset)
 		}
 	}
 	return nil
