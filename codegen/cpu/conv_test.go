@@ -30,10 +30,20 @@ func convDense(n, c, h, w, o, k, stride, pad, groups int64) *kern.Conv {
 		LenIn: n * c * h * w, LenKer: o * cg * k * k, LenOut: n * o * ho * wo}
 }
 
-// convForInput is the gradient of c for its input, c having one group: the kernel
-// reversed, the roles of its channels exchanged, inputs dilated by the stride.
+// convForInput is the gradient of c for its input, c having one group or being
+// depthwise: the kernel reversed, the roles of its channels exchanged, inputs dilated by
+// the stride.
 func convForInput(c *kern.Conv) *kern.Conv {
 	g := *c
+	if c.Groups > 1 {
+		g.Spatial = nil
+		for _, d := range convForInput(convUngrouped(c)).Spatial {
+			g.Spatial = append(g.Spatial, d)
+		}
+		g.InBatch, g.InChannel, g.OutBatch, g.OutChannel = c.OutBatch, c.OutChannel, c.InBatch, c.InChannel
+		g.LenIn, g.LenOut = c.LenOut, c.LenIn
+		return &g
+	}
 	g.Channels, g.InChannels, g.Segment = c.InChannels, c.Channels, c.Channels
 	g.InBatch, g.InChannel, g.OutBatch, g.OutChannel = c.OutBatch, c.OutChannel, c.InBatch, c.InChannel
 	g.KerOut, g.KerIn = c.KerIn, c.KerOut
@@ -49,10 +59,23 @@ func convForInput(c *kern.Conv) *kern.Conv {
 	return &g
 }
 
-// convForKernel is the gradient of c for its kernel, c having one group: images take
-// the part of channels, the gradient of the output that of the kernel.
+// convUngrouped is the first group of c.
+func convUngrouped(c *kern.Conv) *kern.Conv {
+	g := *c
+	g.Channels, g.Groups = c.Channels/c.Groups, 1
+	return &g
+}
+
+// convForKernel is the gradient of c for its kernel, c having one group or being
+// depthwise: images take the part of channels, the gradient of the output that of the
+// kernel; feature groups become batch groups.
 func convForKernel(c *kern.Conv) *kern.Conv {
 	g := *c
+	if c.Groups > 1 {
+		g = *convForKernel(convUngrouped(c))
+		g.Channels, g.BatchGroups = c.Channels, c.Groups
+		return &g
+	}
 	g.Batch, g.InChannels, g.Segment = c.InChannels, c.Batch, c.Batch
 	g.InBatch, g.InChannel = c.InChannel, c.InBatch
 	g.KerOut, g.KerIn = c.OutChannel, c.OutBatch
@@ -148,6 +171,9 @@ func convCases() []*kern.Conv {
 		convDense(2, 7, 11, 70, 3, 4, 1, 2, 1),
 	}
 	for _, c := range []*kern.Conv{convDense(2, 5, 15, 16, 18, 3, 2, 1, 1), convDense(3, 20, 12, 12, 35, 3, 1, 1, 1), convDense(1, 2, 60, 60, 3, 4, 2, 1, 1)} {
+		cs = append(cs, convForInput(c), convForKernel(c))
+	}
+	for _, c := range []*kern.Conv{convDense(2, 21, 11, 13, 21, 3, 1, 1, 21), convDense(3, 9, 12, 30, 9, 4, 2, 1, 9), convDense(1, 16, 5, 9, 16, 7, 1, 3, 16), convDense(1, 9, 9, 9, 9, 15, 1, 7, 9)} {
 		cs = append(cs, convForInput(c), convForKernel(c))
 	}
 	// Kernels of which a chunk holds a part: cut along rows, along planes, and along the only dimension.
@@ -249,10 +275,6 @@ func BenchmarkConv(b *testing.B) {
 		{"depthwise_s2", convDense(4, 64, 112, 112, 64, 3, 2, 1, 64)},
 		{"stem7x7", convDense(4, 3, 112, 112, 64, 7, 2, 3, 1)},
 	} {
-		if x.c.Groups > 1 {
-			rows = append(rows, x)
-			continue
-		}
 		rows = append(rows, x, row{x.name + "_dx", convForInput(x.c)}, row{x.name + "_dw", convForKernel(x.c)})
 	}
 	for _, target := range []Target{V3, V4} {

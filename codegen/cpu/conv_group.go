@@ -1,0 +1,216 @@
+package cpu
+
+import (
+	"github.com/llir/llvm/ir"
+	"github.com/llir/llvm/ir/constant"
+	"github.com/llir/llvm/ir/enum"
+	"github.com/llir/llvm/ir/types"
+	"github.com/llir/llvm/ir/value"
+)
+
+// Groups of one output channel each whose columns don't fill registers (the weight
+// gradient of a depthwise convolution, and the input gradient of a strided one) take
+// groups as lanes: rows of input and kernel are transposed into scratch as
+// [column][group], where a chain goes straight down.
+// A tile is (image, block of groups, output row).
+
+// convGrouped is such a convolution.
+type convGrouped struct{ *convGen }
+
+// grouped tells whether the convolution is done with groups as lanes.
+func (g *convGen) grouped() (*convGrouped, bool) {
+	d := g.dim[2]
+	if g.og != 1 || g.Groups*g.BatchGroups < g.w/2 || 4*g.w*(d.In+d.Kernel+d.Out) > 900<<10 {
+		return nil, false
+	}
+	g.maxRows = 12
+	return &convGrouped{g}, true
+}
+
+func (s *convGrouped) tiles() int64 {
+	return s.Batch * attentionCeil(s.Groups*s.BatchGroups, s.w) * s.dim[0].Out * s.dim[1].Out
+}
+
+// spread is void (src, i64 last, dst): dst[i][lane] = src[min(lane, last)·lanes + i·stride]
+// for i < n.
+func (s *convGrouped) spread(what string, lanes, stride, n int64) *ir.Func {
+	src, last, dst := ir.NewParam("src", attentionPtr()), ir.NewParam("last", types.I64), ir.NewParam("dst", attentionPtr())
+	src.Attrs, dst.Attrs = append(src.Attrs, enum.ParamAttrNoAlias), append(dst.Attrs, enum.ParamAttrNoAlias)
+	e := attentionFunc(s.m, s.t, s.Name+"_"+what, true, src, last, dst)
+	from := make([]value.Value, s.w)
+	for l := range from {
+		from[l] = e.at(src, e.mulI(e.min(attentionI(int64(l)), last), lanes))
+	}
+	full := int64(0)
+	if stride == 1 {
+		full = n / s.w * s.w
+		e.eachI(full, s.w, func(i value.Value) {
+			x := make([]value.Value, s.w)
+			for l := range x {
+				x[l] = e.loadV(e.at(from[l], i))
+			}
+			for r, y := range e.transpose(x) {
+				e.store(y, e.at(dst, e.mulI(e.addI(i, int64(r)), s.w)))
+			}
+		})
+	}
+	e.each(attentionI(full), attentionI(n), 1, func(i value.Value) {
+		for l := range s.w {
+			x := e.load(e.at(from[l], e.mulI(i, stride)))
+			e.store(x, e.at(dst, e.addI(e.mulI(i, s.w), l)))
+		}
+	})
+	return e.done()
+}
+
+// column is the place in a row of the input that column p reads by tap k.
+func (s *convGrouped) column(p, k int64) int64 {
+	d := s.dim[2]
+	return (p*d.Stride + k*d.KernelDilation - d.PadLo) / d.InDilation
+}
+
+// row is the function that carries the chains of an output row over the taps of one
+// row of the kernel: void (x, ker, acc), all [column][group].
+func (s *convGrouped) row() *ir.Func {
+	x, ker, acc := ir.NewParam("x", attentionPtr()), ir.NewParam("ker", attentionPtr()), ir.NewParam("acc", attentionPtr())
+	for _, p := range []*ir.Param{x, ker, acc} {
+		p.Attrs = append(p.Attrs, enum.ParamAttrNoAlias)
+	}
+	e := attentionFunc(s.m, s.t, s.Name+"_row", true, x, ker, acc)
+	d, period, step := s.dim[2], s.period(), s.step[2]
+	shift := period * d.Stride / d.InDilation      // of the input, from column to column of a phase
+	move := step * d.KernelDilation / d.InDilation // and from tap to tap
+
+	// chain runs taps first ≤ k < end of n columns of a phase: p, and j·period further.
+	chain := func(p int64, j value.Value, n, first, end int64) {
+		if first >= end {
+			return
+		}
+		to := e.at(acc, e.mulI(e.addI(e.mulI(j, period), p), s.w))
+		carried := []value.Value{e.at(x, e.mulI(e.addI(e.mulI(j, shift), s.column(p, first)), s.w))}
+		for r := range n {
+			carried = append(carried, e.loadV(e.atI(to, r*period*s.w)))
+		}
+		carried = e.loop(attentionI(first), attentionI(end), step, carried, func(k value.Value, c []value.Value) []value.Value {
+			if d.Reverse {
+				k = e.sub(attentionI(d.Kernel-1), k)
+			}
+			w := e.loadV(e.at(ker, e.mulI(k, s.w)))
+			next := []value.Value{e.atI(c[0], move*s.w)}
+			for r := range n {
+				next = append(next, e.fma(e.loadV(e.atI(c[0], r*shift*s.w)), w, c[1+r]))
+			}
+			return next
+		})
+		for r := range n {
+			e.store(carried[1+r], e.atI(to, r*period*s.w))
+		}
+	}
+	// joint runs n columns from p on whose taps differ: each alone before and after the
+	// taps that all have.
+	joint := func(p, n int64) {
+		first, end := int64(0), d.Kernel
+		for r := range n {
+			t := s.taps[2][p+r*period]
+			first, end = max(first, t.first), min(end, t.end)
+		}
+		if first >= end {
+			first, end = d.Kernel, d.Kernel
+		}
+		for r := range n {
+			t := s.taps[2][p+r*period]
+			chain(p+r*period, attentionI(0), 1, t.first, min(first, t.end))
+		}
+		chain(p, attentionI(0), n, first, end)
+		for r := range n {
+			t := s.taps[2][p+r*period]
+			chain(p+r*period, attentionI(0), 1, max(end, t.first), t.end)
+		}
+	}
+	segments := s.segments()
+	for i := 0; i < len(segments); {
+		g := segments[i]
+		n := g.end - g.start
+		if n > s.maxRows {
+			rows := s.heights(n, true)
+			whole := n / rows[0] * rows[0]
+			e.each(attentionI(0), attentionI(whole), rows[0], func(j value.Value) {
+				chain(g.phase+g.start*period, j, rows[0], g.taps.first, g.taps.end)
+			})
+			if whole < n {
+				chain(g.phase+(g.start+whole)*period, attentionI(0), n-whole, g.taps.first, g.taps.end)
+			}
+			i++
+			continue
+		}
+		for i++; i < len(segments) && segments[i].phase == g.phase; i++ {
+			more := segments[i].end - segments[i].start
+			if n+more > s.maxRows {
+				break
+			}
+			n += more
+		}
+		joint(g.phase+g.start*period, n)
+	}
+	return e.done()
+}
+
+// emit writes the kernel.
+func (s *convGrouped) emit() {
+	s.ob, s.vecs = s.w, 1
+	d := s.dim[2]
+	spreadIn := s.spread("in", s.groupIn(), d.StrideIn, d.In)
+	spreadKer := s.spread("ker", s.KerOut, d.StrideKer, d.Kernel)
+	row, store := s.row(), s.runStorer()
+	ps := []*ir.Param{ir.NewParam("args", attentionPtr()), ir.NewParam("lo", types.I64), ir.NewParam("hi", types.I64), ir.NewParam("scratch", attentionPtr())}
+	e := attentionFunc(s.m, s.t, s.Name, false, ps...)
+	arg := make([]value.Value, 3)
+	for i := range arg {
+		l := e.b.NewLoad(attentionPtr(), e.atI(ps[0], int64(2*i)))
+		l.Align = 8
+		arg[i] = l
+	}
+	groups := s.Groups * s.BatchGroups
+	acc := value.Value(ps[3])
+	x := e.atI(acc, d.Out*s.w)
+	ker := e.atI(x, d.In*s.w)
+	zero := constant.NewZeroInitializer(e.vec(types.Float))
+	e.each(ps[1], ps[2], 1, func(tile value.Value) {
+		next := func(n int64) value.Value {
+			i := e.remI(tile, n)
+			tile = e.divI(tile, n)
+			return i
+		}
+		p1, p0 := next(s.dim[1].Out), next(s.dim[0].Out)
+		g0 := e.mulI(next(attentionCeil(groups, s.w)), s.w)
+		n := tile
+		count := e.min(attentionI(s.w), e.sub(attentionI(groups), g0))
+		last := e.addI(count, -1)
+		d0, d1 := s.at(e, 0, p0), s.at(e, 1, p1)
+		in := e.at(arg[0], e.add(e.add(e.mulI(n, s.InBatch), e.mulI(g0, s.groupIn())), e.add(d0.offset, d1.offset)))
+		from := e.at(arg[1], e.mulI(g0, s.KerOut))
+		e.eachI(d.Out*s.w, s.w, func(i value.Value) { e.store(zero, e.at(acc, i)) })
+		tap := func(dim int, p, k value.Value) value.Value {
+			if s.dim[dim].Reverse {
+				k = e.sub(attentionI(s.dim[dim].Kernel-1), k)
+			}
+			return e.at(p, e.mulI(k, s.dim[dim].StrideKer))
+		}
+		e.eachI(s.InChannels, 1, func(c value.Value) {
+			in, from := e.at(in, e.mulI(c, s.InChannel)), e.at(from, e.mulI(c, s.KerIn))
+			e.loop(d0.first, d0.end, s.step[0], []value.Value{in}, func(k0 value.Value, in0 []value.Value) []value.Value {
+				e.loop(d1.first, d1.end, s.step[1], in0, func(k1 value.Value, in1 []value.Value) []value.Value {
+					e.b.NewCall(spreadIn, in1[0], last, x)
+					e.b.NewCall(spreadKer, tap(1, tap(0, from, k0), k1), last, ker)
+					e.b.NewCall(row, x, ker, acc)
+					return []value.Value{e.atI(in1[0], s.move(1))}
+				})
+				return []value.Value{e.atI(in0[0], s.move(0))}
+			})
+		})
+		to := e.add(e.mulI(n, s.OutBatch), e.mulI(g0, s.OutChannel))
+		to = e.add(to, e.add(e.mulI(p0, s.dim[0].StrideOut), e.mulI(p1, s.dim[1].StrideOut)))
+		e.b.NewCall(store, acc, e.at(arg[2], to), count, attentionI(d.Out))
+	})
+	e.done()
+}
