@@ -20,7 +20,8 @@ type operand struct {
 	s        value.Value
 	stride   int64
 	v        value.Value
-	n        value.Value // an i64 that fits: its 32-bit lanes (package file narrow.go)
+	n        value.Value // an i64 that fits: its 32-bit lanes (narrow.go)
+	aligned  bool        // s is a multiple of the strip's width
 	constant bool
 	bits     uint64
 }
@@ -136,6 +137,9 @@ func (f *Func) variable(v *kern.Var) *operand {
 
 // affine keeps integer arithmetic on lane 0 where the lanes are evenly spaced.
 func (f *Func) affine(e *kern.Expr, a []*operand) *operand {
+	if x := f.even(e, a); x != nil {
+		return x
+	}
 	if !e.DType.IsInt() || len(a) > 2 {
 		return nil
 	}
@@ -151,8 +155,10 @@ func (f *Func) affine(e *kern.Expr, a []*operand) *operand {
 	switch e.Op {
 	case kern.OpAdd:
 		x = &operand{t: e.DType, s: f.Block.NewAdd(a[0].s, a[1].s), stride: a[0].stride + a[1].stride}
+		x.aligned = f.alignedAt(e, a, 0) && f.alignedAt(e, a, 1)
 	case kern.OpSub:
 		x = &operand{t: e.DType, s: f.Block.NewSub(a[0].s, a[1].s), stride: a[0].stride - a[1].stride}
+		x.aligned = f.alignedAt(e, a, 0) && f.alignedAt(e, a, 1)
 	case kern.OpMul:
 		if a[0].constant {
 			a[0], a[1] = a[1], a[0]
@@ -176,6 +182,54 @@ func (f *Func) affine(e *kern.Expr, a []*operand) *operand {
 		return nil
 	}
 	return x
+}
+
+// alignedAt tells whether lane 0 of operand i of e is a multiple of the width.
+func (f *Func) alignedAt(e *kern.Expr, a []*operand, i int) bool {
+	x := a[i]
+	return x.aligned || x.constant && int64(x.bits)%int64(f.lane.w) == 0 || x.uniform() && aligned(e.Args[i])
+}
+
+// even finds i64 operations that keep the lanes of a vector together because it
+// starts at a multiple of its width: a comparison with a bound that is one too is the
+// same for all lanes; so is a quotient, and a remainder stays contiguous. It is what makes a
+// concatenation, a rotation or a flattened row of even length read without gathers.
+func (f *Func) even(e *kern.Expr, a []*operand) *operand {
+	if e.Op == kern.OpSelect {
+		x, y := a[1], a[2]
+		if !a[0].uniform() || !e.DType.IsInt() || x.s == nil || y.s == nil || x.stride != y.stride {
+			return nil
+		}
+		return &operand{t: e.DType, s: f.Block.NewSelect(a[0].s, x.s, y.s), stride: x.stride,
+			aligned: f.alignedAt(e, a, 1) && f.alignedAt(e, a, 2)}
+	}
+	if len(a) != 2 || a[0].t != dtype.I64 || a[0].s == nil || a[1].s == nil {
+		return nil
+	}
+	switch e.Op {
+	case kern.OpDiv, kern.OpRem:
+		c := int64(a[1].bits)
+		if !a[1].constant || c <= 0 || c%int64(f.lane.w) != 0 || a[0].stride != 1 || !f.alignedAt(e, a, 0) {
+			return nil
+		}
+		if s, ok := f.spanOf(e.Args[0]); !ok || s.lo < 0 {
+			return nil
+		}
+		if e.Op == kern.OpDiv {
+			return &operand{t: dtype.I64, s: f.Block.NewUDiv(a[0].s, a[1].s)}
+		}
+		return &operand{t: dtype.I64, s: f.Block.NewURem(a[0].s, a[1].s), stride: 1, aligned: true}
+	case kern.OpLt, kern.OpGe, kern.OpGt, kern.OpLe:
+		// x < c and x ≥ c for contiguous x, or the same written from the right.
+		i, j := 0, 1
+		if e.Op == kern.OpGt || e.Op == kern.OpLe {
+			i, j = 1, 0
+		}
+		if a[i].stride == 1 && a[j].stride == 0 && f.alignedAt(e, a, i) && f.alignedAt(e, a, j) {
+			return &operand{t: dtype.Bool, s: f.compare(e.Op, dtype.I64, a[0].s, a[1].s)}
+		}
+	}
+	return nil
 }
 
 // fits keeps strides far from overflow.

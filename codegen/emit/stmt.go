@@ -190,6 +190,7 @@ type body64 struct {
 	hoisted map[*kern.Expr]operand
 	random  []*kern.Expr
 	words   map[*kern.Expr]*randomBlock
+	aligned bool // base is a multiple of w
 }
 
 // at emits the body for lanes base … base+w-1, of which lane 0 is lane offset of its
@@ -197,7 +198,7 @@ type body64 struct {
 func (s *body64) at(base, offset, mask value.Value) []value.Value {
 	f := s.f
 	f.lane = lane{w: s.w, mask: mask, known: map[*kern.Var]operand{}, hoisted: s.hoisted, random: s.words, offset: offset}
-	f.bound[s.v] = operand{t: dtype.I64, s: base, stride: 1}
+	f.bound[s.v] = operand{t: dtype.I64, s: base, stride: 1, aligned: s.aligned}
 	f.Body(s.stmts)
 	memo := values{}
 	var out []value.Value
@@ -233,7 +234,7 @@ func (s *body64) block(base value.Value) {
 
 // prepare analyses a strip body and emits what no lane changes.
 func (f *Func) prepare(v *kern.Var, stmts []kern.Stmt, reds []kern.Red) *body64 {
-	s := &body64{f: f, w: f.Width, v: v, stmts: stmts, reds: reds,
+	s := &body64{f: f, w: f.Width, v: v, stmts: stmts, reds: reds, aligned: true,
 		hoisted: map[*kern.Expr]operand{}, words: map[*kern.Expr]*randomBlock{}}
 	a := newAnalysis(v, stmts)
 	if a.serial {

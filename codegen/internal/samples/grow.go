@@ -49,6 +49,24 @@ func (g *grower) constant(t dtype.Type) *kern.Expr {
 func (g *grower) index(n int64, depth int) *kern.Expr {
 	if g.lane != nil {
 		i := kern.Get(g.lane)
+		if g.r.IntN(3) == 0 {
+			c := kern.I64([]int64{8, 16, 32, 48, 64, 20}[g.r.IntN(6)])
+			x := i
+			if g.r.IntN(3) == 0 {
+				x = kern.Add(kern.Mul(kern.Get(g.b.K.Tile), kern.I64(64)), i)
+			}
+			cmp := []*kern.Expr{kern.Lt(i, c), kern.Gt(c, i), kern.Not(kern.Ge(i, c)), kern.Not(kern.Le(c, i))}[g.r.IntN(4)]
+			switch g.r.IntN(3) {
+			case 0: // two halves
+				if 2*g.row <= n {
+					return kern.Select(cmp, kern.Add(i, kern.I64(g.row)), i)
+				}
+				return kern.Select(cmp, i, kern.Sub(i, c))
+			case 1: // columns of a flattened row
+				return kern.Min(kern.Rem(x, c), kern.I64(n-1))
+			}
+			return kern.Min(kern.Add(kern.Div(x, c), kern.Rem(i, c)), kern.I64(n-1))
+		}
 		switch g.r.IntN(6) {
 		case 0, 1, 2: // contiguous, from a uniform start; lanes go up to row-1
 			room := n - g.row
