@@ -236,14 +236,17 @@ func TestTokens(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				p := lm.at(t)
 				p.write("text", text)
-				r := p.start(func(*os.Process) { require.NoError(t, change(filepath.Join(p.dir, "text"))) }, "--steps", "4000000000", "--data", "text")
+				r := p.start(func(*os.Process) { require.NoError(t, change(filepath.Join(p.dir, "text"))) }, "--steps", "4000000000", "--data", "text", "--save", "c.safetensors")
 				require.Equal(t, 1, r.status)
 				ls := parse(t, r.stdout)
+				steps := ls[len(ls)-2].Step
+				rest := p.lines("--steps", "0", "--resume", "c.safetensors")
+				require.Equal(t, steps, rest[0].Step, "what was learned is not lost")
 				e := ls[len(ls)-1].Error
 				require.NotNil(t, e)
 				require.Equal(t, "changed", e.Code)
 				require.Regexp(t, `^text changed while it was read: it had 1000 bytes, now it has \d+$`, e.Message)
-				require.Equal(t, "leave the file alone while the program runs, or give it a copy", e.Hint)
+				require.Equal(t, fmt.Sprintf("leave the file alone while the program runs, or give it a copy; c.safetensors has the state after step %d", steps), e.Hint)
 			})
 		}
 	})

@@ -354,7 +354,13 @@ static int train(run *t, const options *o, int *signal, rp_error *e) {
     while (done < o->steps && *signal == 0) {
         int64_t begin = rp_now_ns();
         rp_engine_begin(g);
-        if ((r = rp_feeder_fill(t->feeder, g->arena, g->seed, g->step, e)) != REPRISE_OK) break;
+        if ((r = rp_feeder_fill(t->feeder, g->arena, g->seed, g->step, e)) != REPRISE_OK) {
+            /* What was learned so far need not be lost with the data. */
+            size_t n = strlen(e->hint);
+            if (o->save != NULL && done > 0 && rp_checkpoint_save(g, o->save, NULL) == REPRISE_OK)
+                snprintf(e->hint + n, sizeof e->hint - n, "%s%s has the state after step %" PRId64, n > 0 ? "; " : "", o->save, g->step);
+            break;
+        }
         rp_engine_run(g);
         double ms = (double)(rp_now_ns() - begin) * 1e-6;
         total += ms;
