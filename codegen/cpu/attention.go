@@ -29,25 +29,41 @@ const AttentionMaxDim = 1536
 // each going once over all pairs of blocks. Neither needs workspace. The order of
 // arithmetic is that of package attnref.
 func EmitAttention(m *ir.Module, a *kern.Attention, t Target) ([]Launch, error) {
+	if a.Dropout == 0 {
+		_, tiles, err := emitAttention(m, a, t, a.Name)
+		return []Launch{{Symbol: a.Name, Tiles: tiles}}, err
+	}
+	body, tiles, err := emitAttention(m, a, t, a.Name+"_body")
+	if err != nil {
+		return nil, err
+	}
+	body.Linkage = enum.LinkageInternal
+	emitCall(m, body, t, a.Name, []uint32{a.RNG})
+	return []Launch{{Symbol: a.Name, Tiles: tiles}}, nil
+}
+
+// emitAttention writes the kernel under a symbol. With dropout the id of the random op is one
+// more parameter (i32), so that layers share the code.
+func emitAttention(m *ir.Module, a *kern.Attention, t Target, symbol string) (f *ir.Func, tiles int64, err error) {
 	switch {
 	case a.Dim > AttentionMaxDim:
-		return nil, fmt.Errorf("attention %s: head dimension %d is beyond %d", a.Name, a.Dim, AttentionMaxDim)
+		return nil, 0, fmt.Errorf("attention %s: head dimension %d is beyond %d", a.Name, a.Dim, AttentionMaxDim)
 	case a.Heads%a.KVHeads != 0:
-		return nil, fmt.Errorf("attention %s: %d heads are no multiple of %d key-value heads", a.Name, a.Heads, a.KVHeads)
+		return nil, 0, fmt.Errorf("attention %s: %d heads are no multiple of %d key-value heads", a.Name, a.Heads, a.KVHeads)
 	case a.Dropout < 0 || a.Dropout >= 1:
-		return nil, fmt.Errorf("attention %s: dropout %v is not in [0, 1)", a.Name, a.Dropout)
+		return nil, 0, fmt.Errorf("attention %s: dropout %v is not in [0, 1)", a.Name, a.Dropout)
 	case a.Causal && a.Tq > a.Tk:
-		return nil, fmt.Errorf("attention %s: causal with more queries (%d) than keys (%d)", a.Name, a.Tq, a.Tk)
+		return nil, 0, fmt.Errorf("attention %s: causal with more queries (%d) than keys (%d)", a.Name, a.Tq, a.Tk)
 	}
-	g := attentionGen{Attention: a, m: m, t: t,
+	g := attentionGen{Attention: a, m: m, t: t, symbol: symbol,
 		group: a.Heads / a.KVHeads, qs: a.Heads * a.Dim, ks: a.KVHeads * a.Dim,
 		nq: attentionCeil(a.Tq, attentionBlockRows), nk: attentionCeil(a.Tk, attentionBlockRows)}
 	if a.Backward {
 		g.backward()
-		return []Launch{{Symbol: a.Name, Tiles: a.Batch * a.KVHeads}}, nil
+		return g.f, a.Batch * a.KVHeads, nil
 	}
 	g.forward()
-	return []Launch{{Symbol: a.Name, Tiles: a.Batch * a.Heads * g.nq}}, nil
+	return g.f, a.Batch * a.Heads * g.nq, nil
 }
 
 func attentionCeil(a, b int64) int64 { return (a + b - 1) / b }
@@ -57,15 +73,25 @@ type attentionGen struct {
 	*kern.Attention
 	m      *ir.Module
 	t      Target
-	group  int64 // query heads of a key-value head
-	qs, ks int64 // strides of rows of q and of k, in elements
-	nq, nk int64 // blocks
+	symbol string
+	f      *ir.Func
+	rng    value.Value // id of the random op, with dropout
+	group  int64       // query heads of a key-value head
+	qs, ks int64       // strides of rows of q and of k, in elements
+	nq, nk int64       // blocks
 }
 
 // kernel starts the kernel's function and runs body for each tile.
 func (g *attentionGen) kernel(args int, body func(e *attentionFn, arg []value.Value, scratch value.Value) func(tile value.Value)) {
 	ps := []*ir.Param{ir.NewParam("args", attentionPtr()), ir.NewParam("lo", types.I64), ir.NewParam("hi", types.I64), ir.NewParam("scratch", attentionPtr())}
-	e := attentionFunc(g.m, g.t, g.Name, false, ps...)
+	if g.Dropout > 0 {
+		ps = append(ps, ir.NewParam("rng", types.I32))
+	}
+	e := attentionFunc(g.m, g.t, g.symbol, false, ps...)
+	g.f = e.f
+	if g.Dropout > 0 {
+		g.rng = e.b.NewZExt(ps[4], types.I64)
+	}
 	arg := make([]value.Value, args)
 	for i := range arg {
 		l := e.b.NewLoad(attentionPtr(), e.atI(ps[0], int64(2*i)))
@@ -143,7 +169,7 @@ func (g *attentionGen) forward() {
 		q, k, v, out, lse := arg[0], arg[1], arg[2], arg[args-2], arg[args-1]
 		var key attentionKey
 		if g.Dropout > 0 {
-			key = e.key(arg[3], g.RNG)
+			key = e.key(arg[3], g.rng)
 		}
 		ms, ls, alphas := scratch, e.atI(scratch, n), e.atI(scratch, 2*n)
 		part := e.atI(scratch, 3*n)
@@ -401,7 +427,7 @@ func (g *attentionGen) backward() {
 		dq, dk, dv := arg[args-3], arg[args-2], arg[args-1]
 		var key attentionKey
 		if g.Dropout > 0 {
-			key = e.key(arg[6], g.RNG)
+			key = e.key(arg[6], g.rng)
 		}
 		dim := attentionCeil(g.Dim, e.w) * e.w
 		s, dp := scratch, e.atI(scratch, n*n)

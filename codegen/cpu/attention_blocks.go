@@ -236,7 +236,7 @@ type attentionKey struct {
 }
 
 // key reads the 16 bytes at p.
-func (e *attentionFn) key(p value.Value, rng uint32) attentionKey {
+func (e *attentionFn) key(p, rng value.Value) attentionKey {
 	word := func(i int64) value.Value { return e.b.NewZExt(e.loadAs(types.I32, e.atI(p, i)), types.I64) }
 	var k attentionKey
 	s0, s1 := word(0), word(1)
@@ -244,7 +244,7 @@ func (e *attentionFn) key(p value.Value, rng uint32) attentionKey {
 		k.k0[r] = e.splat(e.addI(s0, r*0x9E3779B9), e.w/2)
 		k.k1[r] = e.splat(e.addI(s1, r*0xBB67AE85), e.w/2)
 	}
-	k.rng = e.splat(attentionI(int64(rng)), e.w/2)
+	k.rng = e.splat(rng, e.w/2)
 	k.step = e.splat(word(2), e.w/2)
 	k.micro = e.b.NewShl(word(3), attentionI(16))
 	return k

@@ -27,10 +27,22 @@ func EmitContract(m *ir.Module, c *kern.Contract, t Target, symbol string) ([]La
 	if p.batches*c.M.Size*c.N.Size == 0 {
 		return nil, nil // nothing to compute
 	}
-	if err := (&contractEmitter{contractPlan: p, m: m}).emit(symbol); err != nil {
+	if _, err := (&contractEmitter{contractPlan: p, m: m}).emit(symbol, nil); err != nil {
 		return nil, err
 	}
 	return []Launch{{Symbol: symbol, Tiles: p.tiles()}}, nil
+}
+
+// emitContract is EmitContract for an epilogue with random ops, whose ids become further
+// parameters (i32) of the function, so that layers share the code. It gives nil where there is
+// nothing to compute.
+func emitContract(m *ir.Module, c *kern.Contract, t Target, symbol string, ids []uint32) (f *ir.Func, tiles int64, err error) {
+	p, err := contractMakePlan(c, t)
+	if err != nil || p.batches*c.M.Size*c.N.Size == 0 {
+		return nil, 0, err
+	}
+	f, err = (&contractEmitter{contractPlan: p, m: m}).emit(symbol, ids)
+	return f, p.tiles(), err
 }
 
 type contractEmitter struct {
@@ -50,14 +62,20 @@ type contractEmitter struct {
 	flush, strict value.Value // MXCSR with FTZ and DAZ, and as it was found; nil: not needed
 }
 
-func (k *contractEmitter) emit(symbol string) error {
+func (k *contractEmitter) emit(symbol string, ids []uint32) (*ir.Func, error) {
 	i8p := types.NewPointer(types.I8)
 	args := ir.NewParam("args", types.NewPointer(i8p))
 	lo, hi := ir.NewParam("lo", types.I64), ir.NewParam("hi", types.I64)
 	scratch := ir.NewParam("scratch", i8p)
 	args.Attrs = append(args.Attrs, enum.ParamAttrNoAlias)
 	scratch.Attrs = append(scratch.Attrs, enum.ParamAttrNoAlias)
-	k.contractB = contractFunc(k.m, k.t, symbol, args, lo, hi, scratch)
+	ps := []*ir.Param{args, lo, hi, scratch}
+	random := map[uint32]value.Value{}
+	for _, id := range ids {
+		p := ir.NewParam("", types.I32)
+		ps, random[id] = append(ps, p), p
+	}
+	k.contractB = contractFunc(k.m, k.t, symbol, ps...)
 	k.args, k.scratch = args, scratch
 	params := k.c.Params
 	k.epilogue = k.c.Epilogue
@@ -101,6 +119,7 @@ func (k *contractEmitter) emit(symbol string) error {
 		k.cur = k.contractB.block("start")
 		entry.NewBr(k.cur)
 		k.epi = EpilogueFunc(k.m, k.f, entry, k.cur, params, k.ptrs[2:], scratch, k.bytes, k.t)
+		k.epi.RandomIDs = random
 	}
 	none := contractInt(-1)
 	run := func(kb value.Value) {
@@ -118,10 +137,10 @@ func (k *contractEmitter) emit(symbol string) error {
 	}
 	k.ret()
 	if k.epi != nil && k.epi.ScratchUsed() > ScratchBytes {
-		return fmt.Errorf("contraction %s: its epilogue's local arrays take %d bytes, %d are left of a worker's scratch",
+		return nil, fmt.Errorf("contraction %s: its epilogue's local arrays take %d bytes, %d are left of a worker's scratch",
 			k.c.Name, k.epi.ScratchUsed()-k.bytes, ScratchBytes-k.bytes)
 	}
-	return nil
+	return k.f, nil
 }
 
 // mxcsr switches to the given floating-point mode, where the numerics ask for another.

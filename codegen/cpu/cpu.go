@@ -34,8 +34,9 @@ type Unit struct {
 
 // shared is the code of kernels that differ in the ids of their random ops only.
 type shared struct {
-	m *ir.Module
-	f *ir.Func
+	m     *ir.Module
+	f     *ir.Func
+	tiles int64
 }
 
 // module is what one run of clang compiles.
@@ -87,7 +88,7 @@ func (u *Unit) Kernel(k *kern.Kernel) (Launch, error) {
 			f.FuncAttrs = append(f.FuncAttrs, enum.FuncAttrNoInline)
 		}
 		m.weight += len(shape)
-		body = shared{m.m, f}
+		body = shared{m.m, f, k.Tiles}
 		u.bodies[shape] = body
 	}
 	if len(ids) > 0 {
@@ -98,40 +99,79 @@ func (u *Unit) Kernel(k *kern.Kernel) (Launch, error) {
 	return l, nil
 }
 
-// Contract adds a contraction.
+// Contract adds a contraction. Like kernels, contractions whose epilogues differ in the ids of
+// random ops only share their code.
 func (u *Unit) Contract(c *kern.Contract) ([]Launch, error) {
 	plain := *c
 	plain.Name, plain.Epilogue, plain.Params = "", nil, nil
-	text := fmt.Sprintf("contract %+v\n", plain)
+	shape := fmt.Sprintf("contract %+v\n", plain)
+	var ids []uint32
 	if c.Epilogue != nil {
 		if err := kern.CheckEpilogue(c.Epilogue, c.Params); err != nil {
 			return nil, err
 		}
-		text += c.Epilogue.Text(c.Params)
+		var text string
+		text, ids = c.Epilogue.Shape(c.Params)
+		shape += text
 	}
-	return u.add("contract", c.Name, text, moduleWeight/4, func(m *ir.Module, symbol string) ([]Launch, error) {
-		ls, err := EmitContract(m, c, u.target, symbol)
-		out := make([]Launch, len(ls))
-		for i, l := range ls {
-			out[i] = Launch{Symbol: l.Symbol, Tiles: l.Tiles, Workspace: l.Workspace}
-		}
-		return out, err
+	return u.family("contract", c.Name, shape, ids, moduleWeight/4, func(m *ir.Module, symbol string) (*ir.Func, int64, error) {
+		return emitContract(m, c, u.target, symbol, ids)
 	})
 }
 
-// Attention adds an attention or its gradient.
+// Attention adds an attention or its gradient; layers share the code.
 func (u *Unit) Attention(a *kern.Attention) ([]Launch, error) {
 	plain := *a
-	plain.Name = ""
-	return u.add("attention", a.Name, fmt.Sprintf("attention %+v\n", plain), moduleWeight/2, func(m *ir.Module, symbol string) ([]Launch, error) {
-		plain.Name = symbol
-		ls, err := EmitAttention(m, &plain, u.target)
-		out := make([]Launch, len(ls))
-		for i, l := range ls {
-			out[i] = Launch{Symbol: l.Symbol, Tiles: l.Tiles}
-		}
-		return out, err
+	plain.Name, plain.RNG = "", 0
+	var ids []uint32
+	if a.Dropout > 0 {
+		ids = []uint32{a.RNG}
+	}
+	return u.family("attention", a.Name, fmt.Sprintf("attention %+v\n", plain), ids, moduleWeight/2, func(m *ir.Module, symbol string) (*ir.Func, int64, error) {
+		return emitAttention(m, &plain, u.target, symbol)
 	})
+}
+
+// family adds a kernel of a hand-scheduled family. put writes the function for a shape, with one
+// more parameter for each id; with ids the launched function is a call of it.
+func (u *Unit) family(family, name, shape string, ids []uint32, weight int, put func(m *ir.Module, symbol string) (*ir.Func, int64, error)) ([]Launch, error) {
+	text := shape
+	if len(ids) > 0 {
+		text = fmt.Sprintf("%srandom %v\n", shape, ids)
+	}
+	if ls, ok := u.done[text]; ok {
+		return ls, nil
+	}
+	symbol := symbolOf(name, text)
+	body, ok := u.bodies[shape]
+	if !ok {
+		m := u.module(family)
+		as := symbol
+		if len(ids) > 0 {
+			as = symbolOf(name, shape)
+		}
+		f, tiles, err := put(m.m, as)
+		if err != nil {
+			return nil, err
+		}
+		if f == nil {
+			u.done[text] = nil
+			return nil, nil
+		}
+		if len(ids) > 0 {
+			f.Linkage = enum.LinkageInternal
+			f.FuncAttrs = append(f.FuncAttrs, enum.FuncAttrNoInline)
+		}
+		m.weight += weight
+		body = shared{m.m, f, tiles}
+		u.bodies[shape] = body
+	}
+	if len(ids) > 0 {
+		emitCall(body.m, body.f, u.target, symbol, ids)
+	}
+	ls := []Launch{{Symbol: symbol, Tiles: body.tiles}}
+	u.done[text] = ls
+	return ls, nil
 }
 
 // moduleWeight is where a module is full: large enough that clang's start does not

@@ -42,7 +42,17 @@ func (k *Kernel) text(p *printer) string {
 
 // Text prints an epilogue in the same form.
 func (e *Epilogue) Text(params []Param) string {
-	p := &printer{vars: map[*Var]int{}, locals: map[*Local]int{}}
+	return e.text(&printer{vars: map[*Var]int{}, locals: map[*Local]int{}}, params)
+}
+
+// Shape is Text with the ids of random ops left out, and these, as for kernels.
+func (e *Epilogue) Shape(params []Param) (text string, ids []uint32) {
+	p := &printer{vars: map[*Var]int{}, locals: map[*Local]int{}, shape: true}
+	text = e.text(p, params)
+	return text, p.ids
+}
+
+func (e *Epilogue) text(p *printer, params []Param) string {
 	p.line("epilogue {")
 	p.depth++
 	for i, q := range params {
