@@ -233,12 +233,15 @@ func (s *body64) block(base value.Value) {
 }
 
 // prepare analyses a strip body and emits what no lane changes.
-func (f *Func) prepare(v *kern.Var, stmts []kern.Stmt, reds []kern.Red) *body64 {
+func (f *Func) prepare(v *kern.Var, n *operand, stmts []kern.Stmt, reds []kern.Red) *body64 {
 	s := &body64{f: f, w: f.Width, v: v, stmts: stmts, reds: reds, aligned: true,
 		hoisted: map[*kern.Expr]operand{}, words: map[*kern.Expr]*randomBlock{}}
 	a := newAnalysis(v, stmts)
 	if a.serial {
 		s.w = min(4*f.Width, kern.Lanes) // several chains side by side hide the latency of one
+		for n.constant && s.w > f.Width && int64(n.bits) <= int64(s.w/2) {
+			s.w /= 2
+		}
 	}
 	f.dropLanes()
 	memo := values{}
@@ -514,7 +517,7 @@ func (f *Func) strip(s *kern.Strip) {
 
 // lanes emits a strip of n ≥ 1 lanes from lo on, a multiple of 64 (nil: 0).
 func (f *Func) lanes(s *kern.Strip, lo value.Value, n *operand, reds []*reduction) {
-	b := f.prepare(s.Var, s.Body, s.Reds)
+	b := f.prepare(s.Var, n, s.Body, s.Reds)
 	step := int64(b.w)
 	if len(reds) > 0 || len(b.random) > 0 {
 		step = kern.Lanes // go by blocks of 64
