@@ -426,6 +426,8 @@ func (k *unitKernels) Launches(l lower.Launch) ([]kernelLaunch, error) {
 		ls, err = k.u.Contract(l.Contract)
 	case l.Attention != nil:
 		ls, err = k.u.Attention(l.Attention)
+	case l.Conv != nil:
+		ls, err = k.u.Conv(l.Conv)
 	}
 	if err != nil {
 		return nil, err

@@ -54,6 +54,13 @@ func (c *costs) Nanoseconds(op *ir.Op, l *lower.Lowered) int64 {
 				n *= a.Size
 			}
 			ps += n * psPerFlop
+		case launch.Conv != nil:
+			c := launch.Conv
+			n := 2 * c.Batch * c.Channels * c.InChannels
+			for _, d := range c.Spatial {
+				n *= d.Kernel * d.Out
+			}
+			ps += n * psPerFlopSlow
 		case launch.Attention != nil:
 			a := launch.Attention
 			n := 4 * a.Batch * a.Heads * a.Tq * a.Tk * a.Dim

@@ -147,6 +147,9 @@ func kernText(l lower.Launch) string {
 		}
 		return s
 	}
+	if l.Conv != nil {
+		return fmt.Sprintf("// %s\nconv %+v\n", l.Conv.Name, *l.Conv)
+	}
 	return fmt.Sprintf("// %s\nattention %+v\n", l.Attention.Name, *l.Attention)
 }
 

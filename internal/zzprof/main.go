@@ -55,6 +55,8 @@ func main() {
 	}
 	u := cpu.NewUnit(target)
 	items := map[string]*item{}
+	uc, ua := cpu.NewUnit(target), cpu.NewUnit(target)
+	nc, na := 0, 0
 	start := time.Now()
 	var walk func(b *ir.Block)
 	walk = func(b *ir.Block) {
@@ -68,6 +70,16 @@ func main() {
 				continue
 			}
 			for _, x := range l.Launches {
+				if x.Contract != nil {
+					_, err := uc.Contract(x.Contract)
+					must(err)
+					nc++
+				}
+				if x.Attention != nil {
+					_, err := ua.Attention(x.Attention)
+					must(err)
+					na++
+				}
 				if x.Kern == nil {
 					continue
 				}
@@ -92,6 +104,16 @@ func main() {
 	var r syscall.Rusage
 	syscall.Getrusage(syscall.RUSAGE_CHILDREN, &r)
 	fmt.Println("clang wall", time.Since(start), "user", time.Duration(r.Utime.Nano()), "modules", len(objs))
+	for i, x := range []*cpu.Unit{uc, ua} {
+		d2 := filepath.Join(dir, fmt.Sprint(i))
+		os.Mkdir(d2, 0o755)
+		before := r.Utime.Nano()
+		start = time.Now()
+		o, err := x.Compile(context.Background(), d2)
+		must(err)
+		syscall.Getrusage(syscall.RUSAGE_CHILDREN, &r)
+		fmt.Println([]string{"contract", "attention"}[i], nc, na, "wall", time.Since(start), "user", time.Duration(r.Utime.Nano()-before), "modules", len(o))
+	}
 	so := filepath.Join(dir, "x.so")
 	out, err := exec.Command("clang-19", append([]string{"-shared", "-o", so}, objs...)...).CombinedOutput()
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"reprise/ir"
 	"reprise/ir/dtype"
 	"reprise/ir/kern"
+	"reprise/ir/ops/convref"
 )
 
 // RefKind says what a kernel argument is.
@@ -35,6 +36,7 @@ type Launch struct {
 	Kern      *kern.Kernel
 	Contract  *kern.Contract
 	Attention *kern.Attention
+	Conv      *kern.Conv
 	Args      []Ref
 }
 
@@ -79,6 +81,12 @@ func lowerOp(op *ir.Op) (*Lowered, error) {
 	switch {
 	case op.Name() == "attention" || op.Name() == "attention_grad":
 		return attention(op)
+	case op.Name() == "conv" && op.In(0).DType == dtype.F32 && op.In(1).DType == dtype.F32:
+		c, err := convref.Of(op)
+		if err != nil {
+			return nil, err
+		}
+		return &Lowered{Launches: []Launch{{Conv: c, Args: []Ref{{Operand, 0}, {Operand, 1}, {Result, 0}}}}}, nil
 	case op.Def.Kern != nil:
 		uses, err := op.Def.Kern(op)
 		if err != nil {
