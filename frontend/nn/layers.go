@@ -115,17 +115,39 @@ func (s *Scope) RMSNorm(name string, x *Tensor, opts ...Opt) *Tensor {
 	return s.Op("rms_norm", []*Tensor{x, s.Param("g", []int64{n}, Ones)}, ir.A("eps", l.eps))
 }
 
-// Heads cuts the last axis into heads: [B, T, H·D] → [B, T, H, D].
-func (s *Scope) Heads(x *Tensor, heads int64) *Tensor {
-	if x.Type.Rank() != 3 || x.Type.Shape[2]%heads != 0 {
-		s.fail("shape", "%v can't be cut into %d heads", x.Type, heads)
+// Project maps the last axis of x [B, T, in] to heads of dim features: it is Linear, the
+// same weights and the same bits, but the weights are viewed by head, so that the result
+// is [B, T, heads, dim] as it is computed.
+func (s *Scope) Project(name string, x *Tensor, heads, dim int64, opts ...Opt) *Tensor {
+	s = s.In(name)
+	in := x.Type.Shape[s.axis(x, -1)]
+	l := options(layer{bias: true, init: Uniform(1 / math.Sqrt(float64(in)))}, opts)
+	y := s.MatMul(x, s.Reshape(s.Param("w", []int64{in, heads * dim}, l.init), in, heads, dim))
+	if l.bias {
+		y = s.Add(y, s.Reshape(s.Param("b", []int64{heads * dim}, Zeros), heads, dim))
 	}
-	t := x.Type.Shape
-	return s.Reshape(x, t[0], t[1], heads, t[2]/heads)
+	return y
+}
+
+// Join is the way back: x [B, T, heads, dim] to out features, the weight w being
+// [heads·dim, out].
+func (s *Scope) Join(name string, x *Tensor, out int64, opts ...Opt) *Tensor {
+	s = s.In(name)
+	if x.Type.Rank() != 4 {
+		s.fail("shape", "joining the heads of %v: want [batch, time, heads, dim]", x.Type)
+	}
+	heads, dim := x.Type.Shape[2], x.Type.Shape[3]
+	l := options(layer{bias: true, init: Uniform(1 / math.Sqrt(float64(heads*dim)))}, opts)
+	w := s.Reshape(s.Param("w", []int64{heads * dim, out}, l.init), heads, dim, out)
+	y := s.Contract(x, w, nil, nil, []int64{2, 3}, []int64{0, 1})
+	if l.bias {
+		y = s.Add(y, s.Param("b", []int64{out}, Zeros))
+	}
+	return y
 }
 
 // Attention is scaled dot-product attention of q [B, Tq, H, D] over k and v
-// [B, Tk, Hk, D], H a multiple of Hk, with scale 1/√D → [B, Tq, H·D].
+// [B, Tk, Hk, D], H a multiple of Hk, with scale 1/√D → [B, Tq, H, D].
 func (s *Scope) Attention(q, k, v *Tensor, opts ...Opt) *Tensor {
 	l := options(layer{}, opts)
 	if q.Type.Rank() != 4 || k.Type.Rank() != 4 || v.Type.Rank() != 4 {
@@ -139,7 +161,7 @@ func (s *Scope) Attention(q, k, v *Tensor, opts ...Opt) *Tensor {
 		attrs = append(attrs, ir.A("p", l.drop), ir.A("rng", s.g.rng))
 		s.g.rng++
 	}
-	return s.Reshape(s.Ops("attention", operands, attrs...)[0], t[0], t[1], t[2]*t[3])
+	return s.Ops("attention", operands, attrs...)[0]
 }
 
 // RopeTables is cos and sin of position times frequency, [T, dim/2] each, computed in
