@@ -62,8 +62,8 @@ type Options struct {
 	Rounds  int      // turns of each contestant; 0: 5
 	Threads int      // 0: all processors
 
-	// Compile makes a training executable of a builtin model at a budget.
-	Compile func(ctx context.Context, spec, budget, out string) error
+	// Compile makes a training executable of MODEL (builtin:…) at a budget.
+	Compile func(ctx context.Context, model, budget, out string) error
 
 	PeersDir string    // bench/peers
 	Results  string    // directory for step.json and step.md; "": nothing is written
@@ -172,7 +172,7 @@ func measure(ctx context.Context, o Options, c Config, tmp string) ([]*Row, erro
 		start := time.Now()
 		row := &Row{Config: c.Name, Who: "reprise " + budget, MemoryIs: "arena"}
 		out := filepath.Join(tmp, strings.ReplaceAll(c.Name+"-"+budget, "%", "pct"))
-		if err := o.Compile(ctx, c.Spec, budget, out); err != nil {
+		if err := o.Compile(ctx, "builtin:"+c.Spec, budget, out); err != nil {
 			return nil, err
 		}
 		x := &ours{path: out, threads: o.Threads, row: row}

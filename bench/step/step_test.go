@@ -55,7 +55,7 @@ func TestRunAlternates(t *testing.T) {
 		Results:  filepath.Join(dir, "results"),
 	})
 	require.NoError(t, err)
-	require.Equal(t, []string{"gpt,layers=4 100%", "gpt,layers=4 50%"}, compiled)
+	require.Equal(t, []string{"builtin:gpt,layers=4 100%", "builtin:gpt,layers=4 50%"}, compiled)
 	require.Len(t, report.Rows, 4)
 	ours, torch, jax := report.Rows[0], report.Rows[2], report.Rows[3]
 	require.Equal(t, 10.0, ours.Median, "the first step of a turn does not count")
