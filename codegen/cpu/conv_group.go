@@ -124,7 +124,11 @@ func (s *convGrouped) row() *ir.Func {
 		chain(p, attentionI(0), n, first, end)
 		for r := range n {
 			t := s.taps[2][p+r*period]
-			chain(p+r*period, attentionI(0), 1, max(end, t.first), t.end)
+			rest := t.first // the first of its taps that is not below end
+			if end > t.first {
+				rest += attentionCeil(end-t.first, step) * step
+			}
+			chain(p+r*period, attentionI(0), 1, rest, t.end)
 		}
 	}
 	segments := s.segments()

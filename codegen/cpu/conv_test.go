@@ -102,6 +102,12 @@ func convRandom(r *rand.Rand) *kern.Conv {
 			c.Groups = n(3)
 		case 1:
 			c.BatchGroups = n(3)
+		case 2:
+			og = 1
+			c.Groups = n(20)
+			if r.IntN(3) == 0 {
+				c.Groups, c.BatchGroups = 1, c.Groups
+			}
 		}
 		c.Segment = n(c.InChannels)
 		if r.IntN(2) == 0 {
@@ -173,7 +179,7 @@ func convCases() []*kern.Conv {
 	for _, c := range []*kern.Conv{convDense(2, 5, 15, 16, 18, 3, 2, 1, 1), convDense(3, 20, 12, 12, 35, 3, 1, 1, 1), convDense(1, 2, 60, 60, 3, 4, 2, 1, 1)} {
 		cs = append(cs, convForInput(c), convForKernel(c))
 	}
-	for _, c := range []*kern.Conv{convDense(2, 21, 11, 13, 21, 3, 1, 1, 21), convDense(3, 9, 12, 30, 9, 4, 2, 1, 9), convDense(1, 16, 5, 9, 16, 7, 1, 3, 16), convDense(1, 9, 9, 9, 9, 15, 1, 7, 9)} {
+	for _, c := range []*kern.Conv{convDense(2, 21, 11, 13, 21, 3, 1, 1, 21), convDense(3, 9, 12, 30, 9, 4, 2, 1, 9), convDense(1, 16, 5, 9, 16, 7, 1, 3, 16), convDense(1, 9, 9, 9, 9, 15, 1, 7, 9), convDense(1, 9, 8, 20, 9, 5, 2, 2, 9)} {
 		cs = append(cs, convForInput(c), convForKernel(c))
 	}
 	// Kernels of which a chunk holds a part: cut along rows, along planes, and along the only dimension.
