@@ -50,11 +50,11 @@ type contractEmitter struct {
 	*contractB
 	m *ir.Module
 
-	args, scratch value.Value
-	ptrs          []value.Value // A, B, then C or Params
-	areaA, areaB  value.Value   // packed blocks
-	block         value.Value   // partial block of C, when not direct
-	tabs          [2]value.Value
+	lo, hi       value.Value   // the range of tiles
+	ptrs         []value.Value // A, B, then C or Params
+	areaA, areaB value.Value   // packed blocks
+	block        value.Value   // partial block of C, when not direct
+	tabs         [2]value.Value
 
 	epilogue *kern.Epilogue // nil when direct
 	epi      *emit.Func
@@ -76,7 +76,7 @@ func (k *contractEmitter) emit(symbol string, ids []uint32) (*ir.Func, error) {
 		ps, random[id] = append(ps, p), p
 	}
 	k.contractB = contractFunc(k.m, k.t, symbol, ps...)
-	k.args, k.scratch = args, scratch
+	k.lo, k.hi = lo, hi
 	params := k.c.Params
 	k.epilogue = k.c.Epilogue
 	switch {
@@ -181,11 +181,28 @@ func (k *contractEmitter) share(i value.Value, n, parts int64) value.Value {
 	return k.div(k.times(i, n), parts)
 }
 
-// tile computes one tile (only K block kb of it where kb is given); curA and curB name
-// the blocks that are packed in scratch.
-func (k *contractEmitter) tile(t, kb, curA, curB value.Value) []value.Value {
+// contractTile is where a tile lies, as values of the code.
+type contractTile struct {
+	batch            value.Value
+	p0, p1           value.Value // panels of rows
+	g0, g1           value.Value // groups of columns
+	row0, row1       value.Value
+	col0, col1       value.Value
+	offA, offB, offC value.Value // of the batch item
+	idA, idB         value.Value // names of the operands' blocks
+}
+
+// rowOf is the first row of a panel.
+func (k *contractEmitter) rowOf(p value.Value) value.Value {
+	return k.add(k.times(p, k.hLo), k.min(p, contractInt(k.tall)))
+}
+
+// place finds tile t.
+func (k *contractEmitter) place(t value.Value) *contractTile {
+	x := &contractTile{}
 	per := k.tilesM * k.tilesN
-	batch, inner := k.div(t, per), k.rest(t, per)
+	var inner value.Value
+	x.batch, inner = k.div(t, per), k.rest(t, per)
 	var tm, tn value.Value
 	if k.colsOuter {
 		tn, tm = k.div(inner, k.tilesM), k.rest(inner, k.tilesM)
@@ -193,22 +210,17 @@ func (k *contractEmitter) tile(t, kb, curA, curB value.Value) []value.Value {
 		tm, tn = k.div(inner, k.tilesN), k.rest(inner, k.tilesN)
 	}
 	one := contractInt(1)
-	p0 := k.share(tm, k.panels, k.tilesM)
-	p1 := k.share(k.add(tm, one), k.panels, k.tilesM)
+	x.p0, x.p1 = k.share(tm, k.panels, k.tilesM), k.share(k.add(tm, one), k.panels, k.tilesM)
 	unit := max(1, kern.Lanes/(k.nv*k.lanes))
 	units := contractCeilDiv(k.groups, unit)
-	g0 := k.times(k.share(tn, units, k.tilesN), unit)
-	g1 := k.min(k.times(k.share(k.add(tn, one), units, k.tilesN), unit), contractInt(k.groups))
-	rowOf := func(p value.Value) value.Value {
-		return k.add(k.times(p, k.hLo), k.min(p, contractInt(k.tall)))
-	}
-	row0 := rowOf(p0)
-	col0 := k.times(g0, k.nv*k.lanes)
-	col1 := k.min(k.times(g1, k.nv*k.lanes), contractInt(k.cols.Size))
+	x.g0 = k.times(k.share(tn, units, k.tilesN), unit)
+	x.g1 = k.min(k.times(k.share(k.add(tn, one), units, k.tilesN), unit), contractInt(k.groups))
+	x.row0, x.row1 = k.rowOf(x.p0), k.rowOf(x.p1)
+	x.col0 = k.times(x.g0, k.nv*k.lanes)
+	x.col1 = k.min(k.times(x.g1, k.nv*k.lanes), contractInt(k.cols.Size))
 
-	// Offsets of the batch item.
-	offA, offB, offC := value.Value(contractInt(0)), value.Value(contractInt(0)), value.Value(contractInt(0))
-	rest := batch
+	x.offA, x.offB, x.offC = contractInt(0), contractInt(0), contractInt(0)
+	rest := x.batch
 	for i := len(k.c.Batch) - 1; i >= 0; i-- {
 		ax := k.c.Batch[i]
 		idx := k.rest(rest, ax.Size)
@@ -216,19 +228,29 @@ func (k *contractEmitter) tile(t, kb, curA, curB value.Value) []value.Value {
 			idx = rest
 		}
 		rest = k.div(rest, ax.Size)
-		offA = k.add(offA, k.times(idx, k.a.batch[i]))
-		offB = k.add(offB, k.times(idx, k.b.batch[i]))
-		offC = k.add(offC, k.times(idx, ax.StrideC))
+		x.offA = k.add(x.offA, k.times(idx, k.a.batch[i]))
+		x.offB = k.add(x.offB, k.times(idx, k.b.batch[i]))
+		x.offC = k.add(x.offC, k.times(idx, ax.StrideC))
 	}
-	// The start of a block names it: blocks of an operand that begin at the same
-	// element are the same block only with the same batch offset, which it contains,
-	// and the same row, unless a stride is 0; then the row decides.
-	idA := k.add(k.times(offA, k.rows.Size+1), row0)
-	idB := k.add(k.times(offB, k.cols.Size+1), col0)
-	needA := k.cur.NewICmp(enum.IPredNE, idA, curA)
-	needB := k.cur.NewICmp(enum.IPredNE, idB, curB)
-	srcA := k.gep(contractSrc(k.a.dt), k.cast(k.ptrs[k.a.arg], contractSrc(k.a.dt)), k.add(offA, k.times(row0, k.a.w)))
-	srcB := k.gep(contractSrc(k.b.dt), k.cast(k.ptrs[k.b.arg], contractSrc(k.b.dt)), k.add(offB, k.times(col0, k.b.w)))
+	// The same batch offset and the same first row (column) is the same block.
+	x.idA = k.add(k.times(x.offA, k.rows.Size+1), x.row0)
+	x.idB = k.add(k.times(x.offB, k.cols.Size+1), x.col0)
+	return x
+}
+
+// source is where the block of an operand begins that starts at row (column) at.
+func (k *contractEmitter) source(o *contractOperand, off, at value.Value) value.Value {
+	st := contractSrc(o.dt)
+	return k.gep(st, k.cast(k.ptrs[o.arg], st), k.add(off, k.times(at, o.w)))
+}
+
+// tile computes one tile (only K block kb of it where kb is given); curA and curB name
+// the blocks that are packed in scratch.
+func (k *contractEmitter) tile(t, kb, curA, curB value.Value) []value.Value {
+	x := k.place(t)
+	needA := k.cur.NewICmp(enum.IPredNE, x.idA, curA)
+	needB := k.cur.NewICmp(enum.IPredNE, x.idB, curB)
+	srcA, srcB := k.source(&k.a, x.offA, x.row0), k.source(&k.b, x.offB, x.col0)
 
 	step := func(kb value.Value) {
 		k0 := k.times(kb, k.kc)
@@ -242,14 +264,14 @@ func (k *contractEmitter) tile(t, kb, curA, curB value.Value) []value.Value {
 		}
 		packA := func() {
 			// Tall panels first, then short ones.
-			nTall := k.sub(k.cur.NewSelect(k.cur.NewICmp(enum.IPredSLT, p1, contractInt(k.tall)), p1, contractInt(k.tall)), p0)
+			nTall := k.sub(k.min(x.p1, contractInt(k.tall)), x.p0)
 			if k.tall > 0 {
 				k.when(k.cur.NewICmp(enum.IPredSGT, nTall, contractInt(0)), func() {
 					k.pack(0, &k.a, a, srcA, k0, kc, contractInt(k.hHi()), k.times(nTall, k.hHi()), k.psA)
 				})
 			}
 			nt := k.cur.NewSelect(k.cur.NewICmp(enum.IPredSGT, nTall, contractInt(0)), nTall, contractInt(0))
-			nShort := k.sub(k.sub(p1, p0), nt)
+			nShort := k.sub(k.sub(x.p1, x.p0), nt)
 			k.when(k.cur.NewICmp(enum.IPredSGT, nShort, contractInt(0)), func() {
 				k.pack(0, &k.a, k.gep(k.form.elem(), a, k.times(nt, k.psA)),
 					k.gep(contractSrc(k.a.dt), srcA, k.times(k.times(nt, k.hHi()), k.a.w)),
@@ -257,7 +279,7 @@ func (k *contractEmitter) tile(t, kb, curA, curB value.Value) []value.Value {
 			})
 		}
 		packB := func() {
-			k.pack(1, &k.b, b, srcB, k0, kc, contractInt(k.lanes), k.sub(col1, col0), k.psB)
+			k.pack(1, &k.b, b, srcB, k0, kc, contractInt(k.lanes), k.sub(x.col1, x.col0), k.psB)
 		}
 		if k.keepA || k.kOuter {
 			k.when(needA, packA)
@@ -271,7 +293,7 @@ func (k *contractEmitter) tile(t, kb, curA, curB value.Value) []value.Value {
 		} else {
 			packB()
 		}
-		k.macro(kb, kc, a, b, batch, offC, p0, p1, g0, g1, row0, col0, col1, rowOf)
+		k.macro(kb, kc, a, b, x, k.upcoming(t, kb, x, needA, needB))
 	}
 	switch {
 	case kb != nil:
@@ -285,9 +307,107 @@ func (k *contractEmitter) tile(t, kb, curA, curB value.Value) []value.Value {
 		})
 	}
 	if k.swap && !k.direct {
-		k.finishSwapped(batch, col0, col1)
+		k.finishSwapped(x)
 	}
-	return []value.Value{idA, idB}
+	return []value.Value{x.idA, x.idB}
+}
+
+// contractNext is a block of an operand that will be packed next: rows pieces of
+// contiguous memory; 0 rows: none.
+type contractNext struct {
+	o           *contractOperand
+	src         value.Value
+	rows, bytes value.Value
+	stride      int64 // elements
+}
+
+// upcoming finds the blocks that the tile (or K block) after this one packs, so that
+// their memory can be asked for while this one computes.
+func (k *contractEmitter) upcoming(t, kb value.Value, x *contractTile, needA, needB value.Value) []contractNext {
+	if k.stream || len(k.kSizes) > 1 {
+		return nil
+	}
+	one, zero := contractInt(1), contractInt(0)
+	following := k.add(t, one)
+	more := k.cur.NewICmp(enum.IPredSLT, following, k.hi)
+	// Where the next step is: its tile and K block, and whether there is one.
+	var nt, nkb, has, same value.Value
+	switch {
+	case k.kOuter:
+		nt = k.cur.NewSelect(more, following, k.lo)
+		nkb = k.cur.NewSelect(more, kb, k.add(kb, one))
+		has = k.cur.NewICmp(enum.IPredSLT, nkb, contractInt(k.nk))
+		same = constant.False
+	case k.nk == 1:
+		nt, nkb, has, same = k.cur.NewSelect(more, following, t), zero, more, constant.False
+	default:
+		same = k.cur.NewICmp(enum.IPredSLT, k.add(kb, one), contractInt(k.nk))
+		nt = k.cur.NewSelect(same, t, k.cur.NewSelect(more, following, t))
+		nkb = k.cur.NewSelect(same, k.add(kb, one), zero)
+		has = k.cur.NewOr(same, more)
+	}
+	y := k.place(nt)
+	k0 := k.times(nkb, k.kc)
+	kc := k.min(k.sub(contractInt(k.k), k0), contractInt(k.kc))
+	var out []contractNext
+	for _, c := range []struct {
+		o            *contractOperand
+		keep         bool
+		id, next     value.Value
+		need         value.Value
+		off, at, end value.Value
+	}{{&k.a, k.keepA, x.idA, y.idA, needA, y.offA, y.row0, y.row1}, {&k.b, k.keepB, x.idB, y.idB, needB, y.offB, y.col0, y.col1}} {
+		var will value.Value = constant.True
+		switch {
+		case k.kOuter: // within one K block only another block is packed
+			will = k.cur.NewOr(k.cur.NewICmp(enum.IPredNE, c.id, c.next), k.cur.NewXor(more, constant.True))
+		case c.keep:
+			will = k.cur.NewSelect(same, c.need, k.cur.NewICmp(enum.IPredNE, c.id, c.next))
+		}
+		will = k.cur.NewAnd(will, has)
+		n := contractNext{o: c.o}
+		width, size := k.sub(c.end, c.at), contractInt(c.o.dt.Size())
+		ks := int64(1)
+		if len(c.o.k) > 0 {
+			ks = c.o.k[0]
+		}
+		n.src = k.gep(contractSrc(c.o.dt), k.source(c.o, c.off, c.at), k.times(k0, ks))
+		switch c.o.path {
+		case contractPathW:
+			n.rows, n.bytes, n.stride = kc, k.mul(width, size), ks
+		case contractPathK:
+			n.rows, n.bytes, n.stride = width, k.mul(kc, size), c.o.w
+		default:
+			continue
+		}
+		n.rows = k.cur.NewSelect(will, n.rows, zero)
+		out = append(out, n)
+	}
+	return out
+}
+
+// shares is how many rows of each upcoming block to ask for in one of n parts.
+func (k *contractEmitter) shares(next []contractNext, n value.Value) []value.Value {
+	out := make([]value.Value, len(next))
+	for i, x := range next {
+		out[i] = k.cur.NewSDiv(k.add(x.rows, k.sub(n, contractInt(1))), n)
+	}
+	return out
+}
+
+// ask prefetches part i of the blocks that come next.
+func (k *contractEmitter) ask(next []contractNext, parts []value.Value, i value.Value) {
+	for j, x := range next {
+		lo := k.mul(i, parts[j])
+		k.loop(lo, k.min(k.add(lo, parts[j]), x.rows), 1, nil, func(r value.Value, _ []value.Value) []value.Value {
+			row := k.cast(k.gep(contractSrc(x.o.dt), x.src, k.times(r, x.stride)), types.I8)
+			k.loop(contractInt(0), x.bytes, 64, nil, func(b value.Value, _ []value.Value) []value.Value {
+				k.prefetchL2(k.gep(types.I8, row, b))
+				return nil
+			})
+			return nil
+		})
+	}
 }
 
 // pack copies kc steps from k0 of one operand's block into panels, run by run of the
@@ -350,8 +470,11 @@ func (k *contractEmitter) pack(side int, o *contractOperand, dst, src, k0, kc, w
 	}
 }
 
-// macro runs the micro-kernel over the packed blocks, panel by panel of rows.
-func (k *contractEmitter) macro(kb, kc, a, b, batch, offC, p0, p1, g0, g1, row0, col0, col1 value.Value, rowOf func(value.Value) value.Value) {
+// macro runs the micro-kernel over the packed blocks. Where partial sums of the whole
+// tile have a place (C itself or the scratch), a group of B, the larger piece, stays in L2
+// while the panels of A pass by; where only one panel of sums is kept, panel after panel
+// is completed and handed to the epilogue.
+func (k *contractEmitter) macro(kb, kc, a, b value.Value, x *contractTile, next []contractNext) {
 	at := k.form.acc()
 	steps := kc
 	switch k.a.kind {
@@ -361,99 +484,130 @@ func (k *contractEmitter) macro(kb, kc, a, b, batch, offC, p0, p1, g0, g1, row0,
 		steps = k.cur.NewAnd(k.add(kc, contractInt(1)), contractInt(-2))
 	}
 	load := k.cur.NewZExt(k.cur.NewICmp(enum.IPredSGT, kb, contractInt(0)), types.I64)
-	finish := !k.direct && !k.swap
-	k.loop(p0, p1, 1, nil, func(p value.Value, _ []value.Value) []value.Value {
-		row := rowOf(p)
-		ap := k.gep(k.form.elem(), a, k.times(k.sub(p, p0), k.psA))
-		var cp value.Value
-		ldc := k.ldBlock
-		switch {
+	last := k.cur.NewICmp(enum.IPredEQ, kb, contractInt(k.nk-1))
+	ldc := k.ldBlock
+	if k.direct {
+		ldc = k.rows.StrideC
+	}
+	// panelC is where the sums of panel p begin.
+	panelC := func(p value.Value) value.Value {
+		switch row := k.rowOf(p); {
 		case k.direct:
-			ldc = k.rows.StrideC
-			cp = k.gep(at, k.cast(k.ptrs[2], at), k.add(offC, k.add(k.times(row, ldc), col0)))
-		case k.nk > 1 || k.swap:
-			cp = k.gep(at, k.block, k.times(k.sub(row, row0), ldc))
-		default:
-			cp = k.block
+			return k.gep(at, k.cast(k.ptrs[2], at), k.add(x.offC, k.add(k.times(row, ldc), x.col0)))
+		case k.wholeBlock():
+			return k.gep(at, k.block, k.times(k.sub(row, x.row0), ldc))
 		}
+		return k.block
+	}
+	// call runs the micro-kernel on panel p and group g, B beginning at bp.
+	call := func(p, g, bp value.Value, ldk, ldv, vectors int64, stream bool) {
 		isTall := k.cur.NewICmp(enum.IPredSLT, p, contractInt(k.tall))
-		call := func(g value.Value, vectors int64, edge bool) {
-			rel := k.sub(g, g0)
-			bp := k.gep(k.form.elem(), b, k.times(rel, k.nv*k.psB))
-			ldk, ldv, stream := k.lanes, k.psB, false
-			if k.stream {
-				bp = k.gep(k.form.elem(), b, k.times(rel, k.nv*k.lanes))
-				if edge && k.cols.Size%k.lanes != 0 {
-					// Whole vectors would read past the row's end.
-					k.pack(1, &k.b, k.areaB, bp, contractInt(0), kc, contractInt(k.lanes),
-						contractInt(k.cols.Size-(k.groups-1)*k.nv*k.lanes), k.psB)
-					bp = k.areaB
-				} else {
-					ldk, ldv, stream = k.b.k[0], k.lanes, true
-				}
-			}
-			c := k.gep(at, cp, k.times(rel, k.nv*k.lanes))
-			n := value.Value(contractInt(vectors * k.lanes))
-			if k.direct {
-				n = k.sub(contractInt(k.cols.Size), k.times(g, k.nv*k.lanes))
-			}
-			mk := func(h int64) func() {
-				return func() {
-					f := contractMicro(k.m, k.t, k.form, int(h), int(vectors), stream)
-					k.cur.NewCall(f, steps, ap, bp, contractInt(ldk), contractInt(ldv), c, contractInt(ldc), n, load)
-				}
-			}
-			if k.tall > 0 {
-				k.branch(isTall, mk(k.hHi()), mk(k.hLo))
-			} else {
-				mk(k.hLo)()
+		ap := k.gep(k.form.elem(), a, k.times(k.sub(p, x.p0), k.psA))
+		c := k.gep(at, panelC(p), k.times(k.sub(g, x.g0), k.nv*k.lanes))
+		n := value.Value(contractInt(vectors * k.lanes))
+		if k.direct {
+			n = k.sub(contractInt(k.cols.Size), k.times(g, k.nv*k.lanes))
+		}
+		mk := func(h int64) func() {
+			return func() {
+				f := contractMicro(k.m, k.t, k.form, int(h), int(vectors), stream)
+				below := k.gep(at, c, contractInt(h*ldc))
+				k.cur.NewCall(f, steps, ap, bp, contractInt(ldk), contractInt(ldv), c, contractInt(ldc), n, load, below)
 			}
 		}
-		k.mxcsr(k.flush)
+		if k.tall > 0 {
+			k.branch(isTall, mk(k.hHi()), mk(k.hLo))
+		} else {
+			mk(k.hLo)()
+		}
+	}
+	// groups visits the groups of B with their beginning.
+	groups := func(visit func(g, bp value.Value, ldk, ldv, vectors int64, stream bool)) {
+		of := func(g value.Value, vectors int64, edge bool) {
+			rel := k.sub(g, x.g0)
+			switch {
+			case !k.stream:
+				visit(g, k.gep(k.form.elem(), b, k.times(rel, k.nv*k.psB)), k.lanes, k.psB, vectors, false)
+			case edge && k.cols.Size%k.lanes != 0:
+				// Whole vectors would read past the row's end.
+				bp := k.gep(k.form.elem(), b, k.times(rel, k.nv*k.lanes))
+				k.pack(1, &k.b, k.areaB, bp, contractInt(0), kc, contractInt(k.lanes),
+					contractInt(k.cols.Size-(k.groups-1)*k.nv*k.lanes), k.psB)
+				visit(g, k.areaB, k.lanes, k.psB, vectors, false)
+			default:
+				visit(g, k.gep(k.form.elem(), b, k.times(rel, k.nv*k.lanes)), k.b.k[0], k.lanes, vectors, true)
+			}
+		}
 		whole := k.groups
 		if k.rem > 0 {
 			whole--
 		}
 		if whole > 0 {
-			k.loop(g0, k.min(g1, contractInt(whole)), 1, nil, func(g value.Value, _ []value.Value) []value.Value {
-				call(g, k.nv, false)
+			k.loop(x.g0, k.min(x.g1, contractInt(whole)), 1, nil, func(g value.Value, _ []value.Value) []value.Value {
+				of(g, k.nv, false)
 				return nil
 			})
 		}
 		if k.rem > 0 {
-			k.when(k.cur.NewICmp(enum.IPredEQ, g1, contractInt(k.groups)), func() {
-				call(contractInt(k.groups-1), k.rem, true)
+			k.when(k.cur.NewICmp(enum.IPredEQ, x.g1, contractInt(k.groups)), func() {
+				of(contractInt(k.groups-1), k.rem, true)
 			})
 		}
+	}
+	panels := k.sub(x.p1, x.p0)
+	if k.wholeBlock() {
+		parts := k.shares(next, k.mul(panels, k.sub(x.g1, x.g0)))
+		k.mxcsr(k.flush)
+		groups(func(g, bp value.Value, ldk, ldv, vectors int64, stream bool) {
+			done := k.mul(k.sub(g, x.g0), panels)
+			k.loop(x.p0, x.p1, 1, nil, func(p value.Value, _ []value.Value) []value.Value {
+				k.ask(next, parts, k.add(done, k.sub(p, x.p0)))
+				call(p, g, bp, ldk, ldv, vectors, stream)
+				return nil
+			})
+		})
 		k.mxcsr(k.strict)
-		if finish {
-			last := k.cur.NewICmp(enum.IPredEQ, kb, contractInt(k.nk-1))
+		if !k.direct && !k.swap {
 			k.when(last, func() {
-				h := k.add(contractInt(k.hLo), k.cur.NewZExt(isTall, types.I64))
-				k.loop(contractInt(0), h, 1, nil, func(r value.Value, _ []value.Value) []value.Value {
-					src := k.gep(at, cp, k.times(r, k.ldBlock))
-					k.finishRow(batch, k.add(row, r), col0, col1, src)
+				k.loop(x.row0, x.row1, 1, nil, func(row value.Value, _ []value.Value) []value.Value {
+					k.finishRow(x.batch, row, x.col0, x.col1, k.gep(at, k.block, k.times(k.sub(row, x.row0), ldc)))
 					return nil
 				})
 			})
 		}
+		return
+	}
+	parts := k.shares(next, panels)
+	k.loop(x.p0, x.p1, 1, nil, func(p value.Value, _ []value.Value) []value.Value {
+		k.ask(next, parts, k.sub(p, x.p0))
+		k.mxcsr(k.flush)
+		groups(func(g, bp value.Value, ldk, ldv, vectors int64, stream bool) {
+			call(p, g, bp, ldk, ldv, vectors, stream)
+		})
+		k.mxcsr(k.strict)
+		row := k.rowOf(p)
+		h := k.sub(k.rowOf(k.add(p, contractInt(1))), row)
+		k.loop(contractInt(0), h, 1, nil, func(r value.Value, _ []value.Value) []value.Value {
+			k.finishRow(x.batch, k.add(row, r), x.col0, x.col1, k.gep(at, k.block, k.times(r, ldc)))
+			return nil
+		})
 		return nil
 	})
 }
 
 // finishSwapped turns the finished block, whose rows are C's columns, into rows of C.
-func (k *contractEmitter) finishSwapped(batch, col0, col1 value.Value) {
+func (k *contractEmitter) finishSwapped(x *contractTile) {
 	at := k.form.acc()
 	n := k.rows.Size
 	buf := k.gep(at, k.block, contractInt(k.ldBlock*n))
-	k.loop(col0, col1, 1, nil, func(m value.Value, _ []value.Value) []value.Value {
-		src := k.gep(at, k.block, k.sub(m, col0))
+	k.loop(x.col0, x.col1, 1, nil, func(m value.Value, _ []value.Value) []value.Value {
+		src := k.gep(at, k.block, k.sub(m, x.col0))
 		k.loop(contractInt(0), contractInt(n), 1, nil, func(j value.Value, _ []value.Value) []value.Value {
 			v := k.load(at, k.gep(at, src, k.times(j, k.ldBlock)), k.form.size())
 			k.store(v, k.gep(at, buf, j), k.form.size())
 			return nil
 		})
-		k.finishRow(batch, m, contractInt(0), contractInt(n), buf)
+		k.finishRow(x.batch, m, contractInt(0), contractInt(n), buf)
 		return nil
 	})
 }

@@ -236,10 +236,15 @@ func (e *contractB) storeMasked(v, p, mask value.Value, al int64) {
 	e.cur.NewCall(f, v, e.cast(p, t), constant.NewInt(types.I32, al), mask)
 }
 
-// prefetch asks for the cache line at p.
-func (e *contractB) prefetch(p value.Value) {
+// prefetch asks for the cache line at p, into L1.
+func (e *contractB) prefetch(p value.Value) { e.prefetchTo(p, 3) }
+
+// prefetchL2 asks for it into L2.
+func (e *contractB) prefetchL2(p value.Value) { e.prefetchTo(p, 2) }
+
+func (e *contractB) prefetchTo(p value.Value, locality int64) {
 	i8p := types.NewPointer(types.I8)
 	f := e.intrinsic("llvm.prefetch.p0", types.Void, i8p, types.I32, types.I32, types.I32)
 	c := func(x int64) value.Value { return constant.NewInt(types.I32, x) }
-	e.cur.NewCall(f, e.cast(p, types.I8), c(0), c(3), c(1))
+	e.cur.NewCall(f, e.cast(p, types.I8), c(0), c(locality), c(1))
 }

@@ -79,12 +79,12 @@ const contractUnroll = 4
 
 // contractMicro is the micro-kernel of rows × vectors·lanes accumulators:
 //
-//	void f(i64 kc, A*, B*, i64 ldk, i64 ldv, C*, i64 ldc, i64 n, i64 load)
+//	void f(i64 kc, A*, B*, i64 ldk, i64 ldv, C*, i64 ldc, i64 n, i64 load, next*)
 //
 // C[r][v·L+l] = chain over k = 0 … kc-1 of fma(A[k·rows+r], B[k·ldk + v·ldv + l], ·),
 // started from the stored C where load ≠ 0, else from +0. Packed elements; strides
 // count elements. n is the number of valid columns: columns ≥ n are computed but
-// neither read nor written in C. stream: B comes from memory, ask for it in advance.
+// neither read nor written in C. next is where C will most likely be next time. stream: B comes from memory, ask for it in advance.
 func contractMicro(m *ir.Module, t Target, form contractForm, rows, vectors int, stream bool) *ir.Func {
 	name := fmt.Sprintf("rp_mk_%s_%s_%dx%d", form, [...]string{"v3", "v4", "v4b"}[t], rows, vectors)
 	if stream {
@@ -105,10 +105,11 @@ func contractMicro(m *ir.Module, t Target, form contractForm, rows, vectors int,
 	ldc := ir.NewParam("ldc", types.I64)
 	pn := ir.NewParam("n", types.I64)
 	pl := ir.NewParam("load", types.I64)
+	next := ir.NewParam("next", types.NewPointer(at))
 	for _, p := range []*ir.Param{pa, pb, pc} {
 		p.Attrs = append(p.Attrs, enum.ParamAttrNoAlias)
 	}
-	e := contractFunc(m, t, name, kc, pa, pb, ldk, ldv, pc, ldc, pn, pl)
+	e := contractFunc(m, t, name, kc, pa, pb, ldk, ldv, pc, ldc, pn, pl, next)
 	e.f.Linkage = enum.LinkageLinkOnceODR
 	e.f.Visibility = enum.VisibilityHidden
 	e.f.FuncAttrs = append(e.f.FuncAttrs, enum.FuncAttrNoInline)
@@ -179,11 +180,10 @@ func contractMicro(m *ir.Module, t Target, form contractForm, rows, vectors int,
 		}
 		return out
 	}
-	// The tile to the right is most often the next one: its partial sums should be
-	// there when its turn comes.
+	// The partial sums of the next tile should be there when its turn comes.
 	for r := range rows {
 		for v := range vectors {
-			e.prefetch(e.gep(at, rowPtr(r), contractInt(int64((vectors+v)*L))))
+			e.prefetch(e.gep(at, next, e.add(e.mul(ldc, contractInt(int64(r))), contractInt(int64(v*L)))))
 		}
 	}
 	carried := append([]value.Value{pa, pb}, acc...)

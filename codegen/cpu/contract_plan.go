@@ -63,6 +63,10 @@ type contractPlan struct {
 
 func (p *contractPlan) tiles() int64 { return p.batches * p.tilesM * p.tilesN }
 
+// wholeBlock tells whether the sums of a whole tile have a place of their own, or only
+// those of one panel of rows.
+func (p *contractPlan) wholeBlock() bool { return p.direct || p.nk > 1 || p.swap }
+
 // height of panel i is hLo, or one more for the tall ones.
 func (p *contractPlan) hHi() int64 {
 	if p.tall == 0 {
@@ -334,7 +338,7 @@ func (p *contractPlan) layout(unit int64) {
 	if !p.direct {
 		p.ldBlock = maxVecs*p.lanes + 16
 		rows := p.hHi()
-		if p.nk > 1 || p.swap {
+		if p.wholeBlock() {
 			rows *= maxPanels
 		}
 		p.bytes += contractRoundUp(rows*p.ldBlock*size, 64)
