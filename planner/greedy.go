@@ -1,6 +1,9 @@
 package planner
 
-import "math"
+import (
+	"math"
+	"sort"
+)
 
 // greedy follows an order of first runs and keeps within a budget by dropping
 // what is cheap to compute again and far from its next use, and by computing
@@ -35,13 +38,22 @@ type greedy struct {
 	inSet   []bool
 	limit   int // on len(seq), against runaway recomputation
 	depth   int
+	batch   []victim // next buffers to drop, worst first
+	width   int      // how many victims one look at all buffers yields
+	visits  int64    // work done
+}
+
+// victim is a buffer that may be dropped, with its score.
+type victim struct {
+	buf   int32
+	score float64
 }
 
 const never = math.MaxInt32
 
 func newGreedy(m *model, ord []int32) *greedy {
 	nb := len(m.size)
-	g := &greedy{m: m, ord: ord, distP: 1, sizeP: 1,
+	g := &greedy{m: m, ord: ord, distP: 1, sizeP: 1, width: max(1, m.n/1000),
 		place: make([]int32, m.n), uses: make([][]int32, nb), ptr: make([]int32, nb),
 		live: make([]bool, nb), made: make([]bool, m.n), locked: make([]int32, nb),
 		shut: make([]bool, m.n), need: make([]int32, nb), mark: make([]int32, m.n), inSet: make([]bool, nb)}
@@ -63,6 +75,7 @@ func (g *greedy) run(budget int64) []int32 {
 	g.pending = g.pending[:0]
 	g.liveSet = g.liveSet[:0]
 	g.limit = 8*m.n + 1024
+	g.batch = g.batch[:0]
 	for b := range g.live {
 		g.live[b], g.locked[b], g.ptr[b], g.inSet[b] = false, 0, 0, false
 	}
@@ -308,6 +321,7 @@ func (g *greedy) analyse() {
 	}
 	g.needAt = g.at
 	m := g.m
+	g.visits += int64(len(g.need) + g.at)
 	end := int32(len(g.ord))
 	for b := range g.need {
 		u := g.uses[b]
@@ -364,18 +378,42 @@ func (g *greedy) lower(b int32) {
 
 // room drops buffers until want more bytes fit.
 func (g *greedy) room(want int64) bool {
-	if g.mem+want <= g.budget {
-		return true
+	for g.mem+want > g.budget {
+		if k := len(g.batch); k > 0 {
+			b := g.batch[k-1].buf
+			g.batch = g.batch[:k-1]
+			if !g.live[b] || g.locked[b] > 0 || (g.width > 1 && math.IsInf(g.closure(b, -1), 1)) {
+				continue
+			}
+			g.drop(b)
+			g.lower(b)
+			continue
+		}
+		g.analyse()
+		g.release()
+		if g.mem+want <= g.budget {
+			break
+		}
+		g.choose()
+		if len(g.batch) == 0 {
+			return false
+		}
 	}
-	g.analyse()
-	m := g.m
+	if g.width == 1 {
+		g.batch = g.batch[:0]
+	}
+	return true
+}
+
+// release drops what nothing needs any more.
+func (g *greedy) release() {
 	keep := g.liveSet[:0]
 	for _, b := range g.liveSet {
 		if !g.live[b] {
 			g.inSet[b] = false
 			continue
 		}
-		if g.locked[b] == 0 && g.need[b] == never && !m.final[b] {
+		if g.locked[b] == 0 && g.need[b] == never && !g.m.final[b] {
 			g.drop(b)
 			g.inSet[b] = false
 			continue
@@ -383,42 +421,48 @@ func (g *greedy) room(want int64) bool {
 		keep = append(keep, b)
 	}
 	g.liveSet = keep
-	for g.mem+want > g.budget {
-		best, bestScore := int32(-1), math.Inf(1)
-		for _, b := range g.liveSet {
-			if !g.live[b] || g.locked[b] > 0 || m.size[b] == 0 {
-				continue
-			}
-			if g.need[b] == never && !m.final[b] {
-				best, bestScore = b, -1
-				break
-			}
-			if m.once[m.prod[b]] || g.shut[m.prod[b]] {
-				continue
-			}
-			c := g.closure(b, -1)
-			if math.IsInf(c, 1) {
-				continue
-			}
-			dist := float64(g.need[b]) - float64(g.at) + 1
-			if g.need[b] == never {
-				dist = float64(len(g.ord))
-			}
-			score := (c + 1e-3) / (pow(float64(m.size[b]), g.sizeP) * pow(dist, g.distP))
-			if g.weight != nil {
-				score *= g.weight[b]
-			}
-			if score < bestScore {
-				best, bestScore = b, score
-			}
+}
+
+// choose fills batch with the buffers that are cheapest to lose.
+func (g *greedy) choose() {
+	m := g.m
+	g.batch = g.batch[:0]
+	worst := math.Inf(1)
+	for _, b := range g.liveSet {
+		if !g.live[b] || g.locked[b] > 0 || m.size[b] == 0 || m.once[m.prod[b]] || g.shut[m.prod[b]] {
+			continue
 		}
-		if best < 0 {
-			return false
+		c := g.closure(b, -1)
+		if math.IsInf(c, 1) {
+			continue
 		}
-		g.drop(best)
-		g.lower(best)
+		dist := float64(g.need[b]) - float64(g.at) + 1
+		if g.need[b] == never {
+			dist = float64(len(g.ord))
+		}
+		score := (c + 1e-3) / (pow(float64(m.size[b]), g.sizeP) * pow(dist, g.distP))
+		if g.weight != nil {
+			score *= g.weight[b]
+		}
+		if score >= worst {
+			continue
+		}
+		if g.width == 1 {
+			g.batch = append(g.batch[:0], victim{b, score})
+			worst = score
+			continue
+		}
+		g.batch = append(g.batch, victim{b, score})
 	}
-	return true
+	if g.width > 1 {
+		sort.SliceStable(g.batch, func(a, b int) bool { return g.batch[a].score < g.batch[b].score })
+		if len(g.batch) > g.width {
+			g.batch = g.batch[:g.width]
+		}
+		for i, j := 0, len(g.batch)-1; i < j; i, j = i+1, j-1 {
+			g.batch[i], g.batch[j] = g.batch[j], g.batch[i]
+		}
+	}
 }
 
 func pow(x, p float64) float64 {
@@ -442,6 +486,7 @@ func (g *greedy) closure(b, extra int32) float64 {
 	for len(g.stack) > 0 {
 		x := g.stack[len(g.stack)-1]
 		g.stack = g.stack[:len(g.stack)-1]
+		g.visits++
 		if g.shut[x] || (m.once[x] && g.made[x]) {
 			return math.Inf(1)
 		}

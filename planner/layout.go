@@ -113,7 +113,9 @@ func layout(p *Problem, plan *Plan, align int64) error {
 	for k, pl := range pls {
 		items[k] = pack.Item{Start: pl.Start, End: pl.End, Size: pl.Bytes, Align: align}
 	}
-	res, err := pack.Pack(items)
+	// The search stops at the lower bound; the steps keep it within about a
+	// second where it does not get there.
+	res, err := pack.Search(items, pack.Options{Steps: 40_000_000 / int64(len(items)+1000)})
 	if err != nil {
 		return err
 	}

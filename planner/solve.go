@@ -208,10 +208,10 @@ func (s *search) attempt() {
 	}
 	for _, o := range s.orders {
 		for _, v := range greedyVariants {
-			if s.stopped() && s.best != nil {
-				return
+			if s.best != nil && (s.stopped() || s.steps >= s.allowance()/8) {
+				break
 			}
-			s.offer(s.greedy(o, s.opt.Budget, v), v.name)
+			s.offer(s.greedy(o, s.opt.Budget, v, nil), v.name)
 		}
 	}
 	if s.exhaust() {
@@ -308,12 +308,10 @@ func (s *search) integer() {
 func (s *search) weighted(weight []float64, prefix string) {
 	for _, o := range s.orders {
 		for _, v := range greedyVariants {
-			if s.stopped() && s.best != nil {
+			if s.best != nil && (s.stopped() || s.steps >= s.allowance()) {
 				return
 			}
-			g := newGreedy(s.m, o)
-			g.sizeP, g.distP, g.weight = v.sizeP, v.distP, weight
-			s.offer(g.run(s.opt.Budget), prefix+v.name)
+			s.offer(s.greedy(o, s.opt.Budget, v, weight), prefix+v.name)
 		}
 	}
 }
@@ -321,10 +319,7 @@ func (s *search) weighted(weight []float64, prefix string) {
 // anneal improves the best sequence. Where there is none, or a poor one, it
 // also starts from the orders, at a higher temperature.
 func (s *search) anneal() {
-	left := s.allowance() - s.steps
-	if left <= 0 {
-		left = s.allowance() / 4
-	}
+	left := max(s.allowance()-s.steps, s.allowance()/4)
 	mean := float64(s.m.base) / float64(max(s.m.n, 1))
 	usual := mix{moveRotate: 2, moveNear: 1, moveRemove: 2, moveAdd: 2, moveSwap: 2}
 	run := func(seq []int32, moves int64, hot, cold float64, seed uint64) {
@@ -374,7 +369,7 @@ func (s *search) bound() {
 	if _, _, ok := s.sim.run(s.m.order); !ok {
 		return
 	}
-	s.swept = sweep(s.m, s.kin, s.m.order, s.sim.mem, s.opt.Budget, 60, s.stopped)
+	s.swept = sweep(s.m, s.kin, s.m.order, s.sim.mem, s.opt.Budget, min(60, 6+300_000/max(s.m.n, 1)), s.stopped)
 	if l := s.m.base + s.swept.lower; l > s.lower {
 		s.lower, s.proof = l, ProofCut
 	}
@@ -419,8 +414,7 @@ func (s *search) guided() {
 // guideWeights are tried by guided: the weight of a buffer that both sides of
 // the cut keep, and of one that only the cheaper side keeps.
 var guideWeights = [...][2]float64{
-	{2, 1}, {5, 1}, {20, 1}, {100, 1}, {1e5, 1},
-	{4, 2}, {100, 10}, {1e6, 1e3}, {1e5, 1e5},
+	{1e6, 1e3}, {1e5, 1}, {100, 10}, {20, 1}, {100, 1}, {1e5, 1e5}, {5, 1}, {4, 2}, {2, 1},
 }
 
 type greedyVariant struct {
@@ -435,10 +429,12 @@ var greedyVariants = [...]greedyVariant{
 	{"greedy-half", 0.5, 0.5},
 }
 
-func (s *search) greedy(order []int32, budget int64, v greedyVariant) []int32 {
+func (s *search) greedy(order []int32, budget int64, v greedyVariant, weight []float64) []int32 {
 	g := newGreedy(s.m, order)
-	g.sizeP, g.distP = v.sizeP, v.distP
-	return g.run(budget)
+	g.sizeP, g.distP, g.weight = v.sizeP, v.distP, weight
+	seq := g.run(budget)
+	s.steps += g.visits / 64
+	return seq
 }
 
 // plan turns a sequence into a checked plan.
@@ -477,7 +473,7 @@ func (s *search) smallest() []int32 {
 			lo, hi := low, top
 			for hi-lo > (top-low)/256 && !s.stopped() {
 				mid := lo + (hi-lo)/2
-				seq := s.greedy(o, mid, v)
+				seq := s.greedy(o, mid, v, nil)
 				if seq != nil {
 					if pk, _, ok := s.sim.run(seq); ok && pk < hi {
 						hi = pk

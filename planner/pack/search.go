@@ -1,0 +1,427 @@
+package pack
+
+import "sort"
+
+// Options steer Search.
+type Options struct {
+	Steps int64       // placements to try; 0 is 2,000,000
+	Stop  func() bool // asked now and then; nil never stops
+}
+
+// Search returns the best layout that it finds. It first runs Pack's rules and
+// then, if those leave a gap to the lower bound, a depth-first search in the
+// manner of MiniMalloc (Moffitt, ASPLOS 2023): blocks are placed in order of
+// offset, each as low as it can go; a branch ends where what is left in some
+// section of time no longer fits under the target, or where a block would leave
+// a hole that another block fills; what falls apart into parts that never
+// overlap in time is solved part by part.
+func Search(items []Item, opt Options) (Result, error) {
+	res, err := Pack(items)
+	if err != nil || res.Proven {
+		return res, err
+	}
+	steps := opt.Steps
+	if steps == 0 {
+		steps = 2_000_000
+	}
+	s := newSearcher(items)
+	s.stop = opt.Stop
+	// The lower bound first: reaching it ends the search. Then halve the gap.
+	low := res.LowerBound
+	target := low
+	for steps > 0 && res.Arena > low && (opt.Stop == nil || !opt.Stop()) {
+		share := steps
+		if target > res.LowerBound {
+			share = steps/2 + 1
+		} else if res.Arena > res.LowerBound {
+			share = steps*3/4 + 1
+		}
+		off, used := s.solve(target, share)
+		steps -= used
+		if off != nil {
+			var top int64
+			for i, it := range items {
+				top = max(top, off[i]+it.Size)
+			}
+			res.Offsets, res.Arena = off, top
+		} else {
+			low = target + 1
+		}
+		target = low + (res.Arena-low)/2
+		if target >= res.Arena {
+			break
+		}
+	}
+	res.Proven = res.Arena == res.LowerBound
+	return res, nil
+}
+
+// searcher holds the state of the depth-first search. Time is cut into sections
+// at the starts and ends of blocks; block i covers sections lo[i] to hi[i].
+type searcher struct {
+	items  []Item
+	lo, hi []int32
+	floor  []int64 // by section: end of the highest block placed
+	rest   []int64 // by section: bytes of blocks not placed yet
+	least  []int64 // by section: scratch of place
+	off    []int64 // by block: lowest offset it can have; final once placed
+	rank   []int32 // by block: preference among candidates of equal offset
+	cap    int64
+	left   int64 // placements that may still be tried in this run
+	seed   uint64
+	blame  []float64 // by block: how often it was left where nothing fit any more
+	stop   func() bool
+	log    []placement
+	undoO  []offChange
+	undoF  []int64
+}
+
+// placement is an entry of the undo log: a block, and how long the other two
+// logs were before it.
+type placement struct {
+	block        int32
+	offs, floors int
+}
+
+type offChange struct {
+	block int32
+	off   int64
+}
+
+func newSearcher(items []Item) *searcher {
+	n := len(items)
+	s := &searcher{items: items, lo: make([]int32, n), hi: make([]int32, n), off: make([]int64, n),
+		rank: make([]int32, n), blame: make([]float64, n), seed: 1}
+	var times []int
+	for _, it := range items {
+		if it.Size > 0 {
+			times = append(times, it.Start, it.End+1)
+		}
+	}
+	sort.Ints(times)
+	k := 0
+	for i, t := range times {
+		if i == 0 || t != times[k-1] {
+			times[k] = t
+			k++
+		}
+	}
+	times = times[:k]
+	for i, it := range items {
+		s.lo[i] = int32(sort.SearchInts(times, it.Start))
+		s.hi[i] = int32(sort.SearchInts(times, it.End+1)) - 1
+	}
+	s.floor = make([]int64, k)
+	s.rest = make([]int64, k)
+	s.least = make([]int64, k)
+	return s
+}
+
+// solve looks for a layout within cap, with restarts under several preferences,
+// and returns it with the number of placements tried.
+func (s *searcher) solve(cap int64, steps int64) ([]int64, int64) {
+	var all []int32
+	for i, it := range s.items {
+		if it.Size > 0 {
+			all = append(all, int32(i))
+		}
+	}
+	used := int64(0)
+	const try = 500
+	for round := 0; used < steps; round++ {
+		if s.stop != nil && s.stop() {
+			break
+		}
+		s.prefer(round, all)
+		s.cap = cap
+		for k := range s.floor {
+			s.floor[k], s.rest[k] = 0, 0
+		}
+		for _, i := range all {
+			s.off[i] = 0
+			for k := s.lo[i]; k <= s.hi[i]; k++ {
+				s.rest[k] += s.items[i].Size
+			}
+		}
+		s.log, s.undoO, s.undoF = s.log[:0], s.undoO[:0], s.undoF[:0]
+		limit := try * luby(round+1)
+		if round < preferences {
+			limit = 4 * try
+		}
+		limit = min(limit, steps-used)
+		s.left = limit
+		list := append([]int32(nil), all...)
+		sort.SliceStable(list, func(a, b int) bool { return s.lo[list[a]] < s.lo[list[b]] })
+		ok := s.parts(list, 0, -1)
+		used += limit - max(s.left, 0)
+		if ok {
+			return append([]int64(nil), s.off...), used
+		}
+		if s.left >= 0 {
+			// The whole tree has been searched: there is no layout.
+			return nil, steps
+		}
+	}
+	return nil, used
+}
+
+const preferences = 6
+
+// prefer sets rank: which of the candidates with the lowest offset goes first.
+func (s *searcher) prefer(round int, all []int32) {
+	load := make([]int64, len(s.rest)) // bytes in use by section
+	for _, i := range all {
+		for k := s.lo[i]; k <= s.hi[i]; k++ {
+			load[k] += s.items[i].Size
+		}
+	}
+	peak := make([]int64, len(s.items))
+	for _, i := range all {
+		for k := s.lo[i]; k <= s.hi[i]; k++ {
+			peak[i] = max(peak[i], load[k])
+		}
+	}
+	width := func(i int32) float64 { return float64(s.items[i].End-s.items[i].Start) + 1 }
+	size := func(i int32) float64 { return float64(s.items[i].Size) }
+	total := func(i int32) float64 { return float64(peak[i]) }
+	amplitude := [...]float64{0.3, 1, 3}[round/(3*preferences)%3]
+	noise := make([]float64, len(s.items))
+	for i := range noise {
+		noise[i] = 1
+		if round >= preferences {
+			s.seed = s.seed*6364136223846793005 + 1442695040888963407
+			noise[i] = 1 + float64(s.seed>>40)/(1<<24)*amplitude
+		}
+	}
+	if mode := round / preferences % 3; mode > 0 {
+		var most float64
+		for _, i := range all {
+			most = max(most, s.blame[i])
+		}
+		for _, i := range all {
+			if most > 0 {
+				noise[i] *= 1 + float64(4*mode*mode)*s.blame[i]/most
+			}
+		}
+	}
+	for _, i := range all {
+		s.blame[i] *= 0.8
+	}
+	var key func(i int32) [3]float64
+	switch round % preferences {
+	case 0:
+		key = func(i int32) [3]float64 { return [3]float64{width(i) * noise[i], size(i) * width(i), total(i)} }
+	case 1:
+		key = func(i int32) [3]float64 { return [3]float64{total(i), size(i) * width(i) * noise[i], width(i)} }
+	case 2:
+		key = func(i int32) [3]float64 { return [3]float64{total(i), width(i) * noise[i], size(i) * width(i)} }
+	case 3:
+		key = func(i int32) [3]float64 { return [3]float64{size(i) * width(i) * noise[i], total(i), width(i)} }
+	case 4:
+		key = func(i int32) [3]float64 { return [3]float64{size(i) * noise[i], width(i), total(i)} }
+	default:
+		key = func(i int32) [3]float64 { return [3]float64{total(i) * width(i) * noise[i], size(i), 0} }
+	}
+	keys := make([][3]float64, len(s.items))
+	for _, i := range all {
+		keys[i] = key(i)
+	}
+	order := append([]int32(nil), all...)
+	sort.SliceStable(order, func(a, b int) bool {
+		x, y := keys[order[a]], keys[order[b]]
+		for k := range x {
+			if x[k] != y[k] {
+				return x[k] > y[k]
+			}
+		}
+		return false
+	})
+	for r, i := range order {
+		s.rank[i] = int32(r)
+	}
+}
+
+// luby is the sequence 1 1 2 1 1 2 4 … (Luby, Sinclair, Zuckerman 1993), the
+// best schedule of restarts when nothing is known.
+func luby(i int) int64 {
+	for k := 1; ; k++ {
+		if i == 1<<k-1 {
+			return 1 << (k - 1)
+		}
+		if i < 1<<k-1 {
+			return luby(i - 1<<(k-1) + 1)
+		}
+	}
+}
+
+// parts solves blocks (sorted by start, none placed) that may fall apart into
+// groups that never overlap in time. last and latest are the offset and the
+// rank of the block placed before, among those that they were with.
+func (s *searcher) parts(blocks []int32, last int64, latest int32) bool {
+	type span struct{ from, to int }
+	var buf [8]span
+	list := buf[:0]
+	from := 0
+	reach := int32(-1)
+	for k, i := range blocks {
+		if k > from && s.lo[i] > reach {
+			list = append(list, span{from, k})
+			from = k
+		}
+		reach = max(reach, s.hi[i])
+	}
+	if from < len(blocks) {
+		list = append(list, span{from, len(blocks)})
+	}
+	if len(list) > 1 {
+		// Small parts first: they fail fast.
+		sort.SliceStable(list, func(a, b int) bool { return list[a].to-list[a].from < list[b].to-list[b].from })
+	}
+	mark := len(s.log)
+	for _, p := range list {
+		if !s.part(blocks[p.from:p.to], last, latest) {
+			s.rewind(mark)
+			return false
+		}
+	}
+	return true
+}
+
+// part solves blocks that hang together.
+func (s *searcher) part(blocks []int32, last int64, latest int32) bool {
+	if len(blocks) == 0 {
+		return true
+	}
+	// A block that starts at or above the end that another could have is
+	// dominated: the other fits below it.
+	lowest := int64(1) << 62
+	for _, i := range blocks {
+		lowest = min(lowest, max(s.off[i], last)+s.items[i].Size)
+	}
+	var buf [32]int32
+	cand := buf[:0]
+	for _, i := range blocks {
+		if o := s.off[i]; o < lowest && o >= last && (o > last || s.rank[i] > latest) {
+			cand = append(cand, i)
+		}
+	}
+	sort.Slice(cand, func(a, b int) bool {
+		x, y := cand[a], cand[b]
+		if s.off[x] != s.off[y] {
+			return s.off[x] < s.off[y]
+		}
+		return s.rank[x] < s.rank[y]
+	})
+	from, to := s.lo[blocks[0]], int32(0)
+	for _, i := range blocks {
+		to = max(to, s.hi[i])
+	}
+	rest := make([]int32, 0, len(blocks)-1)
+	for _, c := range cand {
+		if s.left--; s.left < 0 {
+			return false
+		}
+		mark := len(s.log)
+		if s.place(c, blocks, from, to) {
+			rest = rest[:0]
+			for _, i := range blocks {
+				if i != c {
+					rest = append(rest, i)
+				}
+			}
+			if s.parts(rest, s.off[c], s.rank[c]) {
+				return true
+			}
+		}
+		s.rewind(mark)
+		if s.left < 0 {
+			return false
+		}
+	}
+	return false
+}
+
+// place puts block c at its lowest offset, and reports whether what is left of
+// its part can still fit.
+func (s *searcher) place(c int32, blocks []int32, from, to int32) bool {
+	s.log = append(s.log, placement{c, len(s.undoO), len(s.undoF)})
+	at := s.off[c]
+	top := at + s.items[c].Size
+	for k := s.lo[c]; k <= s.hi[c]; k++ {
+		s.undoF = append(s.undoF, s.floor[k])
+		s.floor[k] = top
+		s.rest[k] -= s.items[c].Size
+	}
+	if top > s.cap {
+		return false
+	}
+	for k := from; k <= to; k++ {
+		if r := s.rest[k]; r > 0 && max(s.floor[k], at)+r > s.cap {
+			s.blameOn(k, c, blocks)
+			return false
+		}
+	}
+	for _, i := range blocks {
+		if i == c || s.hi[i] < s.lo[c] || s.lo[i] > s.hi[c] {
+			continue
+		}
+		if o := alignUp(top, s.items[i].Align); o > s.off[i] {
+			s.undoO = append(s.undoO, offChange{i, s.off[i]})
+			s.off[i] = o
+			if o+s.items[i].Size > s.cap {
+				s.blame[i]++
+				return false
+			}
+		}
+	}
+	// In each section what is left lies at or above the lowest offset that any
+	// block left there can have.
+	for k := from; k <= to; k++ {
+		s.least[k] = s.cap
+	}
+	for _, i := range blocks {
+		if i == c {
+			continue
+		}
+		o := max(s.off[i], at)
+		for k := s.lo[i]; k <= s.hi[i]; k++ {
+			if o < s.least[k] {
+				s.least[k] = o
+			}
+		}
+	}
+	for k := from; k <= to; k++ {
+		if r := s.rest[k]; r > 0 && s.least[k]+r > s.cap {
+			s.blameOn(k, c, blocks)
+			return false
+		}
+	}
+	return true
+}
+
+// blameOn counts a failure in section k against the blocks left there.
+func (s *searcher) blameOn(k, c int32, blocks []int32) {
+	for _, i := range blocks {
+		if i != c && s.lo[i] <= k && k <= s.hi[i] {
+			s.blame[i]++
+		}
+	}
+}
+
+// rewind takes placements back until the log has length n.
+func (s *searcher) rewind(n int) {
+	for len(s.log) > n {
+		p := s.log[len(s.log)-1]
+		s.log = s.log[:len(s.log)-1]
+		for k := len(s.undoO) - 1; k >= p.offs; k-- {
+			s.off[s.undoO[k].block] = s.undoO[k].off
+		}
+		s.undoO = s.undoO[:p.offs]
+		c := p.block
+		for k := s.lo[c]; k <= s.hi[c]; k++ {
+			s.floor[k] = s.undoF[p.floors+int(k-s.lo[c])]
+			s.rest[k] += s.items[c].Size
+		}
+		s.undoF = s.undoF[:p.floors]
+	}
+}
