@@ -166,12 +166,52 @@ func Random(rows, c int64) *kern.Kernel {
 	return b.K
 }
 
+// Edges is a kernel of lengths that are zero, negative or not known before: empty
+// strips and their reductions, empty loops, parameters without elements.
+func Edges() *kern.Kernel {
+	b := kern.NewBuilder("edges", 2)
+	none, x := b.In("none", dtype.F32, 0), b.In("x", dtype.I32, 4)
+	y, z := b.Out("y", dtype.F32, 64), b.Out("z", dtype.I64, 64)
+	i, n := iv("i"), iv("n")
+	at := kern.Mul(b.TileIndex(), i64(32))
+	k := int64(0)
+	put := func(v *kern.Var) {
+		o := y
+		if v.DType == dtype.I64 {
+			o = z
+		}
+		b.Do(o.Set(kern.Add(at, i64(k)), get(v)))
+		k++
+	}
+	length := kern.Sub(kern.Convert(kern.And(x.At(i64(0)), kern.Int(dtype.I32, 7)), dtype.I64), i64(9)) // -9 … -2
+	b.Do(kern.Let(n, length))
+	for _, count := range []*kern.Expr{i64(0), i64(-5), get(n), kern.Add(get(n), i64(2)), kern.Add(get(n), i64(80))} {
+		for _, kind := range []kern.RedKind{kern.RedSum, kern.RedProd, kern.RedMax, kern.RedMin} {
+			v, w := fv("v"), iv("w")
+			b.Do(kern.Lane(i, count, none0(none, i)...).
+				Reduce(kind, v, kern.Convert(get(i), dtype.F32)).Reduce(kind, w, kern.Neg(get(i))))
+			put(v)
+			k--
+			put(w)
+		}
+	}
+	b.Do(&kern.For{Var: n, Lo: i64(5), Hi: i64(-5), Step: 3, Body: []kern.Stmt{y.Set(i64(99), none.At(i64(7)))}},
+		y.Set(kern.Add(at, i64(31)), none.AtIf(i64(3), kern.Bool(false), kern.F32(2))))
+	return b.K
+}
+
+// none0 guards a load from a parameter without elements.
+func none0(none kern.Buf, i *kern.Var) []kern.Stmt {
+	v := fv("guarded")
+	return []kern.Stmt{kern.Let(v, none.AtIf(get(i), kern.Lt(get(i), i64(-1)), kern.F32(1)))}
+}
+
 // Programs are the hand-written row programs.
 func Programs() []*kern.Kernel {
 	ks := []*kern.Kernel{
 		LayerNorm(4, 384), LayerNorm(3, 77), LayerNorm(2, 1),
 		Matmul(3, 17, 64), Matmul(2, 5, 131), Matmul(2, 0, 20), Matmul(5, 9, 7),
-		MergeSort(3, 100), MergeSort(1, 1), Scan(3, 90),
+		MergeSort(3, 100), MergeSort(1, 1), Scan(3, 90), Edges(),
 		Gather(5, 7, 40), Scatter(9, 70), Random(3, 200), Random(2, 30),
 	}
 	for _, c := range []int64{1, 5, 16, 63, 64, 65, 100, 128, 200, 384, 1000} {
