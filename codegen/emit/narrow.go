@@ -124,7 +124,7 @@ func narrowing(op kern.Op) bool {
 	return false
 }
 
-// narrow evaluates e in 32-bit lanes if its bounds allow; else it returns nil.
+// narrow32 evaluates e in 32-bit lanes if its bounds allow; else it returns nil.
 func (f *Func) narrow32(e *kern.Expr, args []*operand) *operand {
 	if e.Op == kern.OpConvert {
 		return f.narrowConvert(e, args[0])
