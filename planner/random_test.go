@@ -162,7 +162,7 @@ func onResident(p *Problem, v int) bool {
 
 func TestRandomProblemsSolve(t *testing.T) {
 	equal := 0
-	for seed := uint64(0); seed < 1500; seed++ {
+	for seed := uint64(0); seed < 400; seed++ {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		p := randomProblem(rng, 1+rng.IntN(25))
 		if err := p.Validate(); err != nil {
@@ -207,7 +207,7 @@ func TestRandomProblemsSolve(t *testing.T) {
 			}
 		}
 	}
-	if equal < 1400 {
-		t.Errorf("simulator and Check agree on %d of 1500 peaks only", equal)
+	if equal < 370 {
+		t.Errorf("simulator and Check agree on %d of 400 peaks only", equal)
 	}
 }

@@ -266,7 +266,7 @@ func (s *search) allowance() int64 {
 	if s.opt.Steps > 0 {
 		return s.opt.Steps
 	}
-	return 400_000
+	return max(400_000, 80*int64(s.m.n))
 }
 
 // integer branches on the best cut, and lets greedy keep what each of the
