@@ -17,9 +17,10 @@ import (
 // attentionBlockRows is the number of queries and of keys of a block.
 const attentionBlockRows = 64
 
-// AttentionMaxDim is the largest head dimension: beyond it a tile's packed
-// operands do not fit a worker's scratch.
-const AttentionMaxDim = 1536
+// AttentionMaxDim is the largest head dimension: sums over more elements are cut into
+// chunks (docs/numerics.md), and a tile's packed operands would soon outgrow a worker's
+// scratch.
+const AttentionMaxDim = 1024
 
 // EmitAttention writes the kernel of an attention, or of its gradient, into m.
 //

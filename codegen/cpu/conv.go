@@ -73,6 +73,9 @@ func EmitConv(m *ir.Module, c *kern.Conv, t Target) ([]Launch, error) {
 	if c.DType != dtype.F32 || len(c.Spatial) > 3 {
 		return nil, fmt.Errorf("conv %s: %v in %d spatial dimensions is not of this family", c.Name, c.DType, len(c.Spatial))
 	}
+	if noResult, noTaps := c.Empty(); noResult || noTaps {
+		return emitConvZeros(m, c, t), nil
+	}
 	g := &convGen{Conv: c, m: m, t: t, w: attentionLanes(t), og: c.Channels / (c.Groups * c.BatchGroups)}
 	g.frame()
 	if c.Segment >= c.InChannels {
@@ -110,6 +113,19 @@ func (g *convGen) frame() {
 			g.taps[d] = append(g.taps[d], convTapsOf(g.dim[d], g.step[d], p))
 		}
 	}
+}
+
+// emitConvZeros writes the kernel of a convolution without taps, or without results.
+func emitConvZeros(m *ir.Module, c *kern.Conv, t Target) []Launch {
+	ps := []*ir.Param{ir.NewParam("args", attentionPtr()), ir.NewParam("lo", types.I64), ir.NewParam("hi", types.I64), ir.NewParam("scratch", attentionPtr())}
+	e := attentionFunc(m, t, c.Name, false, ps...)
+	e.each(ps[1], ps[2], 1, func(value.Value) {
+		out := e.b.NewLoad(attentionPtr(), e.atI(ps[0], 4))
+		out.Align = 8
+		e.eachI(c.LenOut, 1, func(i value.Value) { e.store(attentionF(0), e.at(out, i)) })
+	})
+	e.done()
+	return []Launch{{Symbol: c.Name, Tiles: 1}}
 }
 
 // plan chooses the shape of tiles, micro-tiles and chunks, by the shape of the

@@ -195,7 +195,11 @@ func convCases() []*kern.Conv {
 	long := &kern.Conv{DType: dtype.F32, Batch: 15, Channels: 5, InChannels: 2, Groups: 1, BatchGroups: 1, Segment: 2,
 		InBatch: 4000, InChannel: 2000, KerOut: 3600, KerIn: 1800, OutBatch: 15, OutChannel: 3, LenIn: 15 * 4000, LenKer: 5 * 3600, LenOut: 15 * 15,
 		Spatial: []kern.ConvDim{{In: 2000, Kernel: 1800, Out: 3, Stride: 60, InDilation: 1, KernelDilation: 1, PadLo: 10, StrideIn: 1, StrideKer: 1, StrideOut: 1}}}
-	cs = append(cs, dw, planes, long)
+	empty := convDense(2, 3, 4, 5, 6, 3, 1, 1, 1)
+	empty.InChannels, empty.LenIn, empty.LenKer = 0, 0, 0
+	none := convDense(2, 3, 4, 5, 6, 3, 1, 1, 1)
+	none.Batch, none.LenIn, none.LenOut = 0, 0, 0
+	cs = append(cs, dw, planes, long, empty, none)
 	r := rand.New(rand.NewPCG(8, 8))
 	for range 14 {
 		cs = append(cs, convRandom(r))
@@ -250,7 +254,8 @@ func TestConvEqualsReference(t *testing.T) {
 func TestConvRefusals(t *testing.T) {
 	for name, change := range map[string]func(c *kern.Conv){
 		"family":    func(c *kern.Conv) { c.DType = dtype.F64 },
-		"positive":  func(c *kern.Conv) { c.Segment = 0 },
+		"chains of": func(c *kern.Conv) { c.Segment = 0 },
+		"negative":  func(c *kern.Conv) { c.Batch = -1 },
 		"at once":   func(c *kern.Conv) { c.Groups, c.BatchGroups = 2, 2 },
 		"multiple":  func(c *kern.Conv) { c.Groups = 3 },
 		"dilations": func(c *kern.Conv) { c.Spatial[1].Stride = 0 },

@@ -58,11 +58,22 @@ type ConvDim struct {
 	StrideOut                  int64
 }
 
+// Empty tells whether the result has no elements, and whether no tap exists, so that
+// all elements are +0.
+func (c *Conv) Empty() (result, taps bool) {
+	result, taps = c.Batch == 0 || c.Channels == 0, c.InChannels == 0
+	for _, d := range c.Spatial {
+		result = result || d.Out == 0
+		taps = taps || d.In == 0 || d.Kernel == 0
+	}
+	return result, taps
+}
+
 // Check reports what makes c no convolution, or one that reads or writes outside
-// of its buffers.
+// of its buffers. Sizes may be 0.
 func (c *Conv) Check() error {
-	if c.Batch < 1 || c.Channels < 1 || c.InChannels < 1 || c.Groups < 1 || c.BatchGroups < 1 || c.Segment < 1 {
-		return fmt.Errorf("conv %s: sizes must be positive", c.Name)
+	if c.Batch < 0 || c.Channels < 0 || c.InChannels < 0 || c.Groups < 1 || c.BatchGroups < 1 {
+		return fmt.Errorf("conv %s: negative sizes, or no groups", c.Name)
 	}
 	if c.Groups > 1 && c.BatchGroups > 1 {
 		return fmt.Errorf("conv %s: feature groups and batch groups at once", c.Name)
@@ -74,14 +85,18 @@ func (c *Conv) Check() error {
 	ker := (c.Channels-1)*c.KerOut + (c.InChannels-1)*c.KerIn
 	out := (c.Batch-1)*c.OutBatch + (c.Channels-1)*c.OutChannel
 	for i, d := range c.Spatial {
-		if d.In < 1 || d.Kernel < 1 || d.Out < 1 || d.Stride < 1 || d.InDilation < 1 || d.KernelDilation < 1 {
-			return fmt.Errorf("conv %s: spatial dimension %d: sizes, strides and dilations must be positive", c.Name, i)
+		if d.In < 0 || d.Kernel < 0 || d.Out < 0 || d.Stride < 1 || d.InDilation < 1 || d.KernelDilation < 1 {
+			return fmt.Errorf("conv %s: spatial dimension %d: negative sizes, or strides or dilations below 1", c.Name, i)
 		}
 		in += (d.In - 1) * d.StrideIn
 		ker += (d.Kernel - 1) * d.StrideKer
 		out += (d.Out - 1) * d.StrideOut
 	}
-	if in >= c.LenIn || ker >= c.LenKer || out >= c.LenOut {
+	noResult, noTaps := c.Empty()
+	if !noTaps && c.Segment < 1 {
+		return fmt.Errorf("conv %s: chains of %d channels", c.Name, c.Segment)
+	}
+	if !noResult && (out >= c.LenOut || !noTaps && (in >= c.LenIn || ker >= c.LenKer)) {
 		return fmt.Errorf("conv %s: last elements %d, %d, %d lie outside of buffers of %d, %d, %d", c.Name, in, ker, out, c.LenIn, c.LenKer, c.LenOut)
 	}
 	return nil
