@@ -20,7 +20,7 @@ func Of(op *ir.Op) (*kern.Conv, error) {
 	c := &kern.Conv{
 		Name: op.Name(), DType: x.DType,
 		Batch: d.Batch, Channels: d.Out, InChannels: d.In,
-		Groups: d.FeatureGroups, BatchGroups: d.BatchGroups, Segment: d.In,
+		Groups: d.FeatureGroups, BatchGroups: d.BatchGroups, Segment: d.Segment,
 		InBatch: xs[d.X[0]], InChannel: xs[d.X[1]],
 		KerOut: ws[d.W[0]], KerIn: ws[d.W[1]],
 		OutBatch: ys[d.Y[0]], OutChannel: ys[d.Y[1]],

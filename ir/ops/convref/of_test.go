@@ -28,7 +28,7 @@ func TestOfEqualsOp(t *testing.T) {
 		{"strides and padding", []int64{1, 4, 9, 9}, []int64{6, 2, 3, 3}, []ir.Attr{one("strides", 2, 3), one("padding", 1, 2, -1, 1), ir.A("feature_groups", int64(2))}},
 		{"dilations, reversed", []int64{4, 2, 6}, []int64{4, 2, 3}, []ir.Attr{one("lhs_dilation", 3), one("rhs_dilation", 2), one("padding", 2, 2), ir.A("reverse", true), ir.A("batch_groups", int64(2))}},
 		{"layouts", []int64{5, 6, 3, 2}, []int64{3, 3, 3, 4}, []ir.Attr{one("x_dims", 3, 2, 0, 1), one("w_dims", 3, 2, 0, 1), one("y_dims", 3, 1, 2, 0)}},
-		{"large kernel", []int64{1, 7, 60, 62}, []int64{2, 7, 40, 50}, nil},
+		{"segments", []int64{1, 7, 60, 62}, []int64{2, 7, 40, 50}, nil},
 		{"no space", []int64{3, 4}, []int64{2, 4}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
