@@ -41,6 +41,14 @@ type greedy struct {
 	batch   []victim // next buffers to drop, worst first
 	width   int      // how many victims one look at all buffers yields
 	visits  int64    // work done
+
+	// What a policy is made of, if the solver imitates one: at position
+	// boundary of ord everything that may be computed again and is not in keep
+	// is dropped.
+	keep     []bool
+	boundary int
+	online   bool // choose victims without looking ahead, as DTR does
+	used     []int32
 }
 
 // victim is a buffer that may be dropped, with its score.
@@ -85,6 +93,9 @@ func (g *greedy) run(budget int64) []int32 {
 	for k, x := range g.ord {
 		g.at = k
 		g.needAt = -1
+		if g.keep != nil && k == g.boundary {
+			g.forget()
+		}
 		if len(m.since[x]) > 0 && !g.mayShut(x) {
 			g.pending = append(g.pending, x)
 			continue
@@ -114,6 +125,23 @@ func (g *greedy) run(budget int64) []int32 {
 		}
 	}
 	return append([]int32{}, g.seq...)
+}
+
+// forget drops at once what keep does not name.
+func (g *greedy) forget() {
+	g.analyse()
+	for _, b := range g.liveSet {
+		if !g.live[b] || g.keep[b] || g.need[b] == never || g.m.size[b] == 0 {
+			continue
+		}
+		g.live[b] = false
+		if math.IsInf(g.closure(b, -1), 1) {
+			g.live[b] = true
+			continue
+		}
+		g.mem -= g.m.size[b]
+		g.lower(b)
+	}
 }
 
 // flush runs the waiting overwriters that may run now.
@@ -227,6 +255,13 @@ func (g *greedy) exec(x int32) bool {
 		g.shut[r] = true
 	}
 	g.seq = append(g.seq, x)
+	if g.online {
+		for _, list := range [2][]int32{m.ins[x], m.outs[x]} {
+			for _, b := range list {
+				g.used[b] = int32(len(g.seq))
+			}
+		}
+	}
 	if g.at < len(g.ord) && g.ord[g.at] == x {
 		for _, b := range m.ins[x] {
 			for g.ptr[b] < int32(len(g.uses[b])) && g.uses[b][g.ptr[b]] <= int32(g.at) {
@@ -437,6 +472,9 @@ func (g *greedy) choose() {
 			continue
 		}
 		dist := float64(g.need[b]) - float64(g.at) + 1
+		if g.online {
+			dist = float64(len(g.seq)) - float64(g.used[b]) + 1
+		}
 		if g.need[b] == never {
 			dist = float64(len(g.ord))
 		}
