@@ -67,11 +67,8 @@ func (a *app) build(ctx context.Context, arg string, f *modelFlags, out string, 
 	}
 	say, done := a.progress()
 	opt.Progress = say
-	p, err := compile.Compile(ctx, m, opt)
-	if err == nil {
-		say("link")
-		err = p.Link(ctx, out, shared)
-	}
+	opt.Shared = shared
+	p, err := compile.Make(ctx, m, opt, out)
 	done()
 	if err != nil {
 		return nil, err

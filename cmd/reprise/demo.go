@@ -88,14 +88,12 @@ func (a *app) demo(ctx context.Context, steps int) error {
 		if err != nil {
 			return err
 		}
-		p, err := compile.Compile(ctx, m, opt)
+		bin := filepath.Join(dir, "gpt-"+strings.TrimSuffix(b, "%"))
+		p, err := compile.Make(ctx, m, opt, bin)
 		if err != nil {
 			return err
 		}
-		r := &demoRun{Budget: b, Promised: p.Report.PromisedPeakBytes, Overhead: p.Report.Overhead, Gap: p.Report.Gap, bin: filepath.Join(dir, "gpt-"+strings.TrimSuffix(b, "%"))}
-		if err := p.Link(ctx, r.bin, false); err != nil {
-			return err
-		}
+		r := &demoRun{Budget: b, Promised: p.Report.PromisedPeakBytes, Overhead: p.Report.Overhead, Gap: p.Report.Gap, bin: bin}
 		say("compiled for %-5s of what keeping everything takes: %s, in %.1f s\n", b, compile.Bytes(r.Promised), p.Report.CompileSeconds)
 		runs = append(runs, r)
 	}
@@ -239,12 +237,8 @@ func (a *app) generate(ctx context.Context, dir, weights string) (string, error)
 	if err != nil {
 		return "", err
 	}
-	p, err := compile.Compile(ctx, m, compile.Options{NoMinimum: true})
-	if err != nil {
-		return "", err
-	}
 	lib := filepath.Join(dir, "generate.so")
-	if err := p.Link(ctx, lib, true); err != nil {
+	if _, err := compile.Make(ctx, m, compile.Options{NoMinimum: true, Shared: true}, lib); err != nil {
 		return "", err
 	}
 	i, err := runtime.Load(lib, runtime.Options{})

@@ -15,7 +15,6 @@ import (
 
 	"reprise/internal/compile"
 	"reprise/internal/diag"
-	"reprise/runtime/exe"
 )
 
 func main() {
@@ -69,10 +68,6 @@ func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)
 // report prints an error for a person, or as the JSON document on stdout.
 func (a *app) report(err error) {
 	d := *diag.As(err)
-	var e *exe.Error
-	if errors.As(err, &e) {
-		d = diag.Error{Code: e.Code, Message: e.Message, Hint: e.Hint}
-	}
 	if !a.json {
 		fmt.Fprintf(a.err, "reprise: %v\n", &d)
 		return

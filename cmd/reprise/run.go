@@ -53,12 +53,8 @@ func (a *app) runCmd() *cobra.Command {
 					return err
 				}
 				opt.NoMinimum = true
-				p, err := compile.Compile(cmd.Context(), m, opt)
-				if err != nil {
-					return err
-				}
 				bin = filepath.Join(dir, "model")
-				if err := p.Link(cmd.Context(), bin, false); err != nil {
+				if _, err := compile.Make(cmd.Context(), m, opt, bin); err != nil {
 					return err
 				}
 			}

@@ -187,11 +187,8 @@ func (a *app) benchStep(ctx context.Context, peers bool, rounds int, names []str
 			return err
 		}
 		opt.NoMinimum = budget != "min"
-		p, err := compile.Compile(ctx, m, opt)
-		if err != nil {
-			return err
-		}
-		return p.Link(ctx, out, false)
+		_, err = compile.Make(ctx, m, opt, out)
+		return err
 	}
 	rep, err := step.Run(ctx, o)
 	if err != nil {

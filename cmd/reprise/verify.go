@@ -112,12 +112,8 @@ and nothing with an effect runs twice.`,
 }
 
 func shared(cmd *cobra.Command, m *frontend.Model, opt compile.Options, out string, say func(string)) (*compile.Program, error) {
-	opt.Progress = say
-	p, err := compile.Compile(cmd.Context(), m, opt)
-	if err != nil {
-		return nil, err
-	}
-	return p, p.Link(cmd.Context(), out, true)
+	opt.Progress, opt.Shared = say, true
+	return compile.Make(cmd.Context(), m, opt, out)
 }
 
 // compare runs the two libraries, and the interpreter, step by step on the same inputs.

@@ -9,7 +9,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"reprise/codegen/cpu"
 	"reprise/frontend"
@@ -30,6 +33,10 @@ type Options struct {
 	TimeLimit time.Duration // for the planner; 0: a fixed number of steps of work
 	// NoMinimum skips the search for the smallest budget, which a report then lacks.
 	NoMinimum bool
+	// Shared makes a library instead of an executable.
+	Shared bool
+	// Driver is one that exe.CompileDriver made for the same kind; nil: Make compiles it.
+	Driver *exe.Driver
 	// Keep keeps the texts of the kernels, in Program.KernText and Program.LLVM.
 	Keep bool
 	// After sees the module after each pass.
@@ -355,8 +362,41 @@ func roleOf(v *ir.Value) exe.Role {
 	return exe.RoleInput
 }
 
-// Link writes the program to out: an executable, or with shared a library and its header.
-func (p *Program) Link(ctx context.Context, out string, shared bool) error {
+// Make compiles a model and writes it to out: an executable or, with opt.Shared, a library out
+// (made to end in .so) and its header. The driver, which is the same for all models, is compiled
+// beside the planning, unless opt.Driver is given.
+func Make(ctx context.Context, m *frontend.Model, opt Options, out string) (*Program, error) {
+	if _, err := exe.Toolchain(); err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "reprise-driver-")
+	if err != nil {
+		return nil, diag.Errorf("io", "%v", err).WithHint("set TMPDIR to a directory with space")
+	}
+	defer os.RemoveAll(dir)
+	driver := opt.Driver
+	g, gctx := errgroup.WithContext(ctx)
+	if driver == nil {
+		g.Go(func() (err error) {
+			driver, err = exe.CompileDriver(gctx, dir, opt.Shared)
+			return err
+		})
+	}
+	var p *Program
+	g.Go(func() (err error) {
+		p, err = Compile(gctx, m, opt)
+		return err
+	})
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	if opt.Progress != nil {
+		opt.Progress("link")
+	}
+	return p, p.link(ctx, driver, out, opt.Shared)
+}
+
+func (p *Program) link(ctx context.Context, driver *exe.Driver, out string, shared bool) error {
 	dir, err := os.MkdirTemp("", "reprise-objects-")
 	if err != nil {
 		return diag.Errorf("io", "%v", err).WithHint("set TMPDIR to a directory with space")
@@ -364,13 +404,13 @@ func (p *Program) Link(ctx context.Context, out string, shared bool) error {
 	defer os.RemoveAll(dir)
 	var files []string
 	for i, o := range p.Objects {
-		name := fmt.Sprintf("%s/k%d.o", dir, i)
+		name := filepath.Join(dir, fmt.Sprintf("k%d.o", i))
 		if err := os.WriteFile(name, o, 0o600); err != nil {
 			return diag.Errorf("io", "%v", err).WithHint("set TMPDIR to a directory with space")
 		}
 		files = append(files, name)
 	}
-	if err := exe.Build(ctx, p.Exe, files, out, shared); err != nil {
+	if err := driver.Build(ctx, p.Exe, files, out); err != nil {
 		return err
 	}
 	path := out

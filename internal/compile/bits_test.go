@@ -1,0 +1,244 @@
+package compile_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"reprise/frontend"
+	"reprise/internal/compile"
+	"reprise/ir"
+	"reprise/runtime"
+)
+
+// small are the builtin models at sizes that compile and run in a blink, with odd shapes, dropout and
+// state wherever the model has them.
+func small() []string {
+	return []string{
+		"builtin:mlp,in=20,hidden=37,layers=2,batch=6,dropout=0.3",
+		"builtin:gpt,layers=2,d=32,heads=2,seq=24,batch=2,vocab=40",
+		"builtin:llama,layers=2,d=32,heads=4,kv_heads=2,seq=16,batch=2,vocab=33",
+		"builtin:cnn,size=12,width=4,batch=3,dropout=0.2",
+		"builtin:resnet,size=8,width=4,blocks=1,batch=3",
+		"builtin:lstm,batch=3,seq=5,d=24,vocab=30",
+		"builtin:moe,layers=2,d=24,heads=2,seq=12,batch=2,vocab=30,hidden=20,experts=4",
+	}
+}
+
+func long() bool { return os.Getenv("REPRISE_LONG") != "" }
+
+func name(spec string) string {
+	n, _, _ := strings.Cut(strings.TrimPrefix(spec, "builtin:"), ",")
+	return n
+}
+
+func load(t testing.TB, spec string, train bool) *frontend.Model {
+	t.Helper()
+	m, err := frontend.Load(spec, frontend.Options{Train: train})
+	require.NoError(t, err)
+	return m
+}
+
+func budget(t testing.TB, s string) compile.Budget {
+	t.Helper()
+	b, err := compile.ParseBudget(s)
+	require.NoError(t, err)
+	return b
+}
+
+// library compiles m to a shared library in a directory of the test.
+func library(t testing.TB, m *frontend.Model, o compile.Options) (path string, p *compile.Program) {
+	t.Helper()
+	o.NoMinimum, o.Shared = true, true
+	path = filepath.Join(t.TempDir(), "m.so")
+	p, err := compile.Make(context.Background(), m, o, path)
+	require.NoError(t, err)
+	require.NoError(t, p.ProveOnce())
+	return path, p
+}
+
+// trace is everything that a run shows: the loss bits of each step and the state's hash.
+type trace struct {
+	loss  []string
+	state string
+}
+
+func run(t testing.TB, lib string, m *frontend.Model, steps, threads int) trace {
+	t.Helper()
+	i, err := runtime.Load(lib, runtime.Options{Seed: 11, Threads: threads})
+	require.NoError(t, err)
+	defer i.Close()
+	return steer(t, i, m, 0, steps)
+}
+
+// steer runs steps from … to−1 on an instance.
+func steer(t testing.TB, i *runtime.Instance, m *frontend.Model, from, to int) trace {
+	t.Helper()
+	var tr trace
+	for s := from; s < to; s++ {
+		for _, p := range m.Module.Func("step").Body.Params {
+			if p.Role() == ir.RoleInput {
+				x, err := compile.SyntheticInput(p, 5, s)
+				require.NoError(t, err)
+				require.NoError(t, i.Bind(p.Name, x.Data))
+			}
+		}
+		require.NoError(t, i.Step())
+		loss, err := i.Read("loss")
+		require.NoError(t, err)
+		tr.loss = append(tr.loss, fmt.Sprintf("%x", loss))
+	}
+	var err error
+	tr.state, err = i.StateSHA256()
+	require.NoError(t, err)
+	return tr
+}
+
+// TestSameBits: loss bits of every step and the state after 20 steps depend on neither budget, threads,
+// instruction set, nor on which compilation made the program.
+func TestSameBits(t *testing.T) {
+	const steps = 20
+	for _, spec := range small() {
+		t.Run(name(spec), func(t *testing.T) {
+			t.Parallel()
+			m := load(t, spec, true)
+			before := m.Module.String()
+			lib, all := library(t, m, compile.Options{})
+			want := run(t, lib, m, steps, 1)
+			require.NotEqual(t, want.loss[0], want.loss[steps-1], "the model learns nothing")
+			for _, threads := range []int{2, 3} {
+				assert.Equal(t, want, run(t, lib, m, steps, threads), "%d threads", threads)
+			}
+			least, err := compile.Plan(context.Background(), m, compile.Options{Budget: compile.Budget{Min: true}})
+			require.NoError(t, err)
+			lo, hi := least.Report.MinBudgetBytes, all.Report.ArenaBytes
+			assert.Less(t, lo, hi)
+			budgets := []int64{lo, (lo + hi) / 2}
+			if long() {
+				budgets = nil
+				for k := range int64(10) {
+					budgets = append(budgets, lo+(hi-lo)*k/9)
+				}
+			}
+			for k, b := range budgets {
+				target := []string{"cpu:x86-64-v3", "cpu:x86-64-v4"}[k%2]
+				lib, p := library(t, m, compile.Options{Budget: compile.Budget{Bytes: b}, Target: target})
+				assert.LessOrEqual(t, p.Report.ArenaBytes, b)
+				assert.Equal(t, want, run(t, lib, m, steps, 1+k%3), "budget %d of %d … %d on %s", b, lo, hi, target)
+			}
+			assert.Equal(t, before, m.Module.String(), "compilation changed its input")
+		})
+	}
+}
+
+// TestCompilationIsPure: models compiled in one process, in any order and from many goroutines, give
+// the bytes that they give alone.
+func TestCompilationIsPure(t *testing.T) {
+	specs := []string{small()[0], small()[1], small()[5]}
+	if long() {
+		specs = small()
+	}
+	sum := func(spec, b string) string {
+		m, err := frontend.Load(spec, frontend.Options{Train: true})
+		if err != nil {
+			return err.Error()
+		}
+		bg, _ := compile.ParseBudget(b)
+		p, err := compile.Make(context.Background(), m, compile.Options{Budget: bg, NoMinimum: true}, filepath.Join(t.TempDir(), "m"))
+		if err != nil {
+			return err.Error()
+		}
+		return p.Report.BinarySHA256
+	}
+	budgets := []string{"100%", "70%"}
+	alone := map[string]string{}
+	for _, s := range specs {
+		for _, b := range budgets {
+			alone[s+b] = sum(s, b)
+		}
+	}
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	for i := len(specs) - 1; i >= 0; i-- {
+		for _, b := range budgets {
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				got := sum(specs[i], b)
+				mu.Lock()
+				defer mu.Unlock()
+				assert.Len(t, got, 64)
+				assert.Equal(t, alone[specs[i]+b], got, "%s at %s", specs[i], b)
+			}()
+		}
+	}
+	wg.Wait()
+}
+
+// TestResumeEqualsUnbroken: a run that is saved and goes on in another process's memory ends in the same
+// state as one that was not.
+func TestResumeEqualsUnbroken(t *testing.T) {
+	m := load(t, small()[1], true)
+	lib, _ := library(t, m, compile.Options{Budget: budget(t, "90%")})
+	want := run(t, lib, m, 6, 2)
+	i, err := runtime.Load(lib, runtime.Options{Seed: 11})
+	require.NoError(t, err)
+	first := steer(t, i, m, 0, 3)
+	file := filepath.Join(t.TempDir(), "s.safetensors")
+	require.NoError(t, i.Save(file))
+	require.NoError(t, i.Close())
+	j, err := runtime.Load(lib, runtime.Options{Seed: 99})
+	require.NoError(t, err)
+	defer j.Close()
+	require.NoError(t, j.Resume(file))
+	second := steer(t, j, m, 3, 6)
+	assert.Equal(t, want.loss, append(first.loss, second.loss...))
+	assert.Equal(t, want.state, second.state)
+}
+
+// TestEveryBudget sweeps budgets from nothing to everything: each gives a plan whose bytes are within
+// it, or the error that says what is the least.
+func TestEveryBudget(t *testing.T) {
+	n := int64(40)
+	if long() {
+		n = 200
+	}
+	for _, spec := range small() {
+		t.Run(name(spec), func(t *testing.T) {
+			t.Parallel()
+			m := load(t, spec, true)
+			all, err := compile.Plan(context.Background(), m, compile.Options{Budget: compile.Budget{Min: true}})
+			require.NoError(t, err)
+			least, most := all.Report.MinBudgetBytes, all.Report.SaveAllPeakBytes
+			fits := 0
+			for k := range n {
+				b := most * (k + 1) / n
+				p, err := compile.Plan(context.Background(), m, compile.Options{Budget: compile.Budget{Bytes: b}})
+				var be *compile.BudgetError
+				switch {
+				case err == nil:
+					fits++
+					require.LessOrEqual(t, p.Report.ArenaBytes, b)
+					require.LessOrEqual(t, p.Report.LiveBytes, p.Report.ArenaBytes)
+					require.NoError(t, p.ProveOnce())
+				case errors.As(err, &be):
+					require.Less(t, b, least, "refused although %d was found", least)
+					require.Greater(t, be.MinBudget, b)
+					require.LessOrEqual(t, be.LowerBound, be.MinBudget)
+					require.NotEmpty(t, be.Binding)
+				default:
+					require.NoError(t, err)
+				}
+			}
+			assert.Greater(t, fits, 0)
+		})
+	}
+}
