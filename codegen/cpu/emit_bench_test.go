@@ -32,9 +32,13 @@ func BenchmarkKernels(b *testing.B) {
 	emitTools(b)
 	const n = 1 << 22
 	id := func(x *kern.Expr) *kern.Expr { return kern.Mul(x, kern.F32(2)) }
+	half := func(f func(x *kern.Expr) *kern.Expr) func(x *kern.Expr) *kern.Expr { // rounded to the type of x
+		return func(x *kern.Expr) *kern.Expr { return kern.Convert(f(kern.Convert(x, dtype.F32)), x.DType) }
+	}
 	ks := []*kern.Kernel{samples.Map("scale", n, dtype.F32, id), samples.Map("exp", n, dtype.F32, kern.Exp), samples.Map("log", n, dtype.F32, kern.Log),
 		samples.Map("tanh", n, dtype.F32, kern.Tanh), samples.Map("erf", n, dtype.F32, kern.Erf), samples.Map("sin", n, dtype.F32, kern.Sin),
 		samples.Map("gelu", n, dtype.F32, samples.Gelu), samples.Map("gelu-erf", n, dtype.F32, samples.GeluErf), samples.Dropout(n, 3), samples.Softmax(n/1024, 1024, 0),
+		samples.Map("scale-bf16", n, dtype.BF16, half(id)), samples.Map("gelu-bf16", n, dtype.BF16, half(samples.Gelu)), samples.Map("scale-f16", n, dtype.F16, half(id)),
 		samples.LayerNorm(n/1024, 1024), samples.Matmul(64, 512, 2048)}
 	for _, target := range []Target{V3, V4} {
 		u := NewUnit(target)
