@@ -78,15 +78,13 @@ func EmitConv(m *ir.Module, c *kern.Conv, t Target) ([]Launch, error) {
 	}
 	g := &convGen{Conv: c, m: m, t: t, w: attentionLanes(t), og: c.Channels / (c.Groups * c.BatchGroups)}
 	g.frame()
-	if c.Segment >= c.InChannels {
-		if s, ok := g.wide(); ok {
-			s.emit()
-			return []Launch{{Symbol: c.Name, Tiles: s.tiles()}}, nil
-		}
-		if s, ok := g.grouped(); ok {
-			s.emit()
-			return []Launch{{Symbol: c.Name, Tiles: s.tiles()}}, nil
-		}
+	if s, ok := g.wide(); ok {
+		s.emit()
+		return []Launch{{Symbol: c.Name, Tiles: s.tiles()}}, nil
+	}
+	if s, ok := g.grouped(); ok {
+		s.emit()
+		return []Launch{{Symbol: c.Name, Tiles: s.tiles()}}, nil
 	}
 	if err := g.plan(); err != nil {
 		return nil, err

@@ -20,7 +20,7 @@ type convGrouped struct{ *convGen }
 // grouped tells whether the convolution is done with groups as lanes.
 func (g *convGen) grouped() (*convGrouped, bool) {
 	d := g.dim[2]
-	if g.og != 1 || g.Groups*g.BatchGroups < g.w/2 || 4*g.w*(d.In+d.Kernel+d.Out) > 900<<10 {
+	if g.og != 1 || g.Groups*g.BatchGroups < g.w/2 || 4*g.w*(d.In+d.Kernel+2*d.Out) > 900<<10 {
 		return nil, false
 	}
 	g.maxRows = 12
@@ -178,6 +178,7 @@ func (s *convGrouped) emit() {
 	acc := value.Value(ps[3])
 	x := e.atI(acc, d.Out*s.w)
 	ker := e.atI(x, d.In*s.w)
+	sum := e.atI(ker, d.Kernel*s.w)
 	zero := constant.NewZeroInitializer(e.vec(types.Float))
 	e.each(ps[1], ps[2], 1, func(tile value.Value) {
 		next := func(n int64) value.Value {
@@ -193,14 +194,13 @@ func (s *convGrouped) emit() {
 		d0, d1 := s.at(e, 0, p0), s.at(e, 1, p1)
 		in := e.at(arg[0], e.add(e.add(e.mulI(n, s.InBatch), e.mulI(g0, s.groupIn())), e.add(d0.offset, d1.offset)))
 		from := e.at(arg[1], e.mulI(g0, s.KerOut))
-		e.eachI(d.Out*s.w, s.w, func(i value.Value) { e.store(zero, e.at(acc, i)) })
 		tap := func(dim int, p, k value.Value) value.Value {
 			if s.dim[dim].Reverse {
 				k = e.sub(attentionI(s.dim[dim].Kernel-1), k)
 			}
 			return e.at(p, e.mulI(k, s.dim[dim].StrideKer))
 		}
-		e.eachI(s.InChannels, 1, func(c value.Value) {
+		channel := func(c value.Value) {
 			in, from := e.at(in, e.mulI(c, s.InChannel)), e.at(from, e.mulI(c, s.KerIn))
 			e.loop(d0.first, d0.end, s.step[0], []value.Value{in}, func(k0 value.Value, in0 []value.Value) []value.Value {
 				e.loop(d1.first, d1.end, s.step[1], in0, func(k1 value.Value, in1 []value.Value) []value.Value {
@@ -211,10 +211,26 @@ func (s *convGrouped) emit() {
 				})
 				return []value.Value{e.atI(in0[0], s.move(0))}
 			})
+		}
+		done := acc
+		if s.Segment < s.InChannels {
+			done = sum
+		}
+		e.eachI(s.InChannels, min(s.Segment, s.InChannels), func(c0 value.Value) {
+			e.eachI(d.Out*s.w, s.w, func(i value.Value) { e.store(zero, e.at(acc, i)) })
+			e.each(c0, e.min(attentionI(s.InChannels), e.addI(c0, s.Segment)), 1, channel)
+			if s.Segment >= s.InChannels {
+				return
+			}
+			first := e.b.NewICmp(enum.IPredEQ, c0, attentionI(0))
+			e.eachI(d.Out*s.w, s.w, func(i value.Value) {
+				x, p := e.loadV(e.at(acc, i)), e.at(sum, i)
+				e.store(e.b.NewSelect(first, x, e.b.NewFAdd(e.loadV(p), x)), p)
+			})
 		})
 		to := e.add(e.mulI(n, s.OutBatch), e.mulI(g0, s.OutChannel))
 		to = e.add(to, e.add(e.mulI(p0, s.dim[0].StrideOut), e.mulI(p1, s.dim[1].StrideOut)))
-		e.b.NewCall(store, acc, e.at(arg[2], to), count, attentionI(d.Out))
+		e.b.NewCall(store, done, e.at(arg[2], to), count, attentionI(d.Out))
 	})
 	e.done()
 }

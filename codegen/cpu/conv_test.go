@@ -180,8 +180,13 @@ func convCases() []*kern.Conv {
 		cs = append(cs, convForInput(c), convForKernel(c))
 	}
 	for _, c := range []*kern.Conv{convDense(2, 21, 11, 13, 21, 3, 1, 1, 21), convDense(3, 9, 12, 30, 9, 4, 2, 1, 9), convDense(1, 16, 5, 9, 16, 7, 1, 3, 16), convDense(1, 9, 9, 9, 9, 15, 1, 7, 9), convDense(1, 9, 8, 20, 9, 5, 2, 2, 9)} {
-		cs = append(cs, convForInput(c), convForKernel(c))
+		cut := convForKernel(c)
+		cut.Segment = (cut.InChannels + 1) / 2
+		cs = append(cs, convForInput(c), cut)
 	}
+	narrow := convDense(2, 7, 6, 40, 2, 3, 1, 1, 1)
+	narrow.Segment = 3
+	cs = append(cs, narrow)
 	// Kernels of which a chunk holds a part: cut along rows, along planes, and along the only dimension.
 	dw := convForKernel(convDense(2, 3, 50, 70, 20, 3, 1, 1, 1))
 	dw.Segment = 1

@@ -90,9 +90,9 @@ func (s *convWide) block(masked bool) *ir.Func {
 			lanes[k] = append(lanes[k], l)
 		}
 	}
-	acc := make([]value.Value, s.og*s.regs)
-	for i := range acc {
-		acc[i] = constant.NewZeroInitializer(e.vec(types.Float))
+	zeros := make([]value.Value, s.og*s.regs)
+	for i := range zeros {
+		zeros[i] = constant.NewZeroInitializer(e.vec(types.Float))
 	}
 	reach := func(dim int, reverse bool, n int64) int64 { // kernel offset of tap n
 		if reverse {
@@ -139,11 +139,29 @@ func (s *convWide) block(masked bool) *ir.Func {
 			return append([]value.Value{e.atI(c[0], s.move(dim))}, next...)
 		})[1:]
 	}
-	carried := append([]value.Value{first, ps[1]}, acc...)
-	acc = e.loop(attentionI(0), attentionI(s.InChannels), 1, carried, func(_ value.Value, c []value.Value) []value.Value {
-		next := nest(0, c[0], c[1], c[2:])
-		return append([]value.Value{e.atI(c[0], s.InChannel), e.atI(c[1], s.KerIn)}, next...)
-	})[2:]
+	// chain runs channels from ≤ c < to, which begin at in and ker.
+	chain := func(from, to, in, ker value.Value) []value.Value {
+		carried := append([]value.Value{in, ker}, zeros...)
+		return e.loop(from, to, 1, carried, func(_ value.Value, c []value.Value) []value.Value {
+			next := nest(0, c[0], c[1], c[2:])
+			return append([]value.Value{e.atI(c[0], s.InChannel), e.atI(c[1], s.KerIn)}, next...)
+		})[2:]
+	}
+	var acc []value.Value
+	if s.Segment >= s.InChannels {
+		acc = chain(attentionI(0), attentionI(s.InChannels), first, ps[1])
+	} else {
+		acc = e.loop(attentionI(0), attentionI(s.InChannels), s.Segment, zeros, func(from value.Value, sum []value.Value) []value.Value {
+			to := e.min(attentionI(s.InChannels), e.addI(from, s.Segment))
+			next := chain(from, to, e.at(first, e.mulI(from, s.InChannel)), e.at(ps[1], e.mulI(from, s.KerIn)))
+			start := e.b.NewICmp(enum.IPredEQ, from, attentionI(0))
+			out := make([]value.Value, len(next))
+			for i := range next {
+				out[i] = e.b.NewSelect(start, next[i], e.b.NewFAdd(sum[i], next[i]))
+			}
+			return out
+		})
+	}
 	for o := range s.og {
 		for v := range s.regs {
 			p := e.at(e.atI(ps[2], o*s.OutChannel+v*s.w), w)
