@@ -14,6 +14,7 @@ import (
 	"reprise/passes/dce"
 	"reprise/passes/expand"
 	"reprise/passes/group"
+	"reprise/passes/raise"
 )
 
 // Pass is a row of the table. Run changes the module in place.
@@ -36,6 +37,7 @@ func Table() []Pass {
 	return []Pass{
 		{"canon", "equal computations get equal forms; ops that do nothing go", canon.Run},
 		{"dce", "ops that nothing needs go", plain(dce.Run)},
+		{"raise", "softmax, norms, GELU, losses, rotary embedding and attention that were written in parts become one op", raise.Run},
 		{"cse", "equal computations become one", plain(cse.Run)},
 		{"autodiff", "gradient becomes the program that computes it", func(m *ir.Module, t *ir.Table) error { return autodiff.Run(m, t) }},
 		{"expand", "composite ops become primitives", expand.Run},
@@ -50,6 +52,11 @@ func Table() []Pass {
 func Edges() []Edge {
 	return []Edge{
 		{"canon", "cse", "equal ops must look equal to be found"},
+		{"canon", "raise", "patterns look for transposes in contractions, and for constants, where canonical forms have them"},
+		{"dce", "raise", "a dead reader of what lies inside a pattern would keep it from being raised"},
+		{"raise", "cse", "what two patterns share must still be each one's own, and raised ops may be equal"},
+		{"raise", "autodiff", "composite ops have gradients of their own, which keep less than those of their parts"},
+		{"raise", "expand", "from the raised op on, its order is the meaning: a pattern and the op end up as the same program"},
 		{"dce", "autodiff", "a dead op has no gradient to compute"},
 		{"cse", "autodiff", "one op instead of two gives one gradient instead of two, and a sum less"},
 		{"autodiff", "expand", "composite ops have gradients of their own, which keep less than those of their parts"},
