@@ -75,6 +75,9 @@ func (f *Func) eval1(e *kern.Expr, memo values) *operand {
 		return f.variable(e.Var)
 	case kern.OpRandom:
 		if r := f.lane.random[e]; r != nil {
+			if f.lane.w == 1 {
+				return &operand{t: dtype.U32, s: f.randomWords(r)}
+			}
 			return &operand{t: dtype.U32, v: f.randomWords(r)}
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"github.com/llir/llvm/ir/types"
 	"github.com/llir/llvm/ir/value"
 
+	"reprise/ir/dtype"
 	"reprise/ir/kern"
 )
 
@@ -90,7 +91,51 @@ func (f *Func) RandomBlock(op uint32, key [4]value.Value, block, col value.Value
 func (f *Func) randomWords(r *randomBlock) value.Value {
 	p := f.Block.NewGetElementPtr(types.NewArray(64, types.I32), r.words, I64(0), f.lane.offset)
 	v := Vec(types.I32, f.lane.w)
-	return f.loadAt(v, f.Block.NewBitCast(p, types.NewPointer(v)), 4)
+	return f.loadAt(v, f.Block.NewBitCast(p, pointerLike(p, v)), 4)
+}
+
+// BlockRandoms are the random ops of a strip body whose 64 lanes draw the words of one
+// block: 16 counters serve them all.
+func (f *Func) BlockRandoms(s *kern.Strip) []*kern.Expr {
+	a := newAnalysis(s.Var, s.Body)
+	var out []*kern.Expr
+	seen := map[*kern.Expr]bool{}
+	var visit func(e *kern.Expr)
+	visit = func(e *kern.Expr) {
+		if seen[e] {
+			return
+		}
+		seen[e] = true
+		if e.Op == kern.OpRandom && a.blockwise(e) {
+			out = append(out, e)
+		}
+		for _, x := range e.Args {
+			visit(x)
+		}
+	}
+	a.roots(s.Body, s.Reds, func(e *kern.Expr, inLoop bool) {
+		if !inLoop {
+			visit(e)
+		}
+	})
+	return out
+}
+
+// RandomCounter emits the four words of counter number c (0 to 15, i64) of the block
+// of 64 lanes of s that starts at base, for one of its BlockRandoms: word i is that of
+// lane base + 16·i + c.
+func (f *Func) RandomCounter(s *kern.Strip, e *kern.Expr, base, c value.Value) [4]value.Value {
+	f.bound[s.Var] = operand{t: dtype.I64, s: base}
+	memo := values{}
+	var a [6]value.Value
+	for i, x := range e.Args {
+		a[i] = f.eval(x, memo).s
+	}
+	delete(f.bound, s.Var)
+	b := f.Block
+	n := b.NewAdd(b.NewShl(b.NewAdd(a[4], b.NewAShr(a[5], I64(6))), I64(4)), c)
+	c0, c3 := f.counter(n, a[3], 1)
+	return f.philox([4]value.Value{c0, f.randomID(uint32(e.Bits), 1), a[2], c3}, [2]value.Value{a[0], a[1]}, 1)
 }
 
 // aligned tells whether a uniform i64 is known to be a multiple of 64.

@@ -432,10 +432,16 @@ func weight(stmts []kern.Stmt, reds []kern.Red, limit int) int {
 }
 
 // Thread emits a strip's body for the one lane i, run by one of a device's threads,
-// and gives the values of its reductions.
-func (f *Func) Thread(s *kern.Strip, i value.Value) []value.Value {
+// and gives the values of its reductions. words has, for BlockRandoms whose words were
+// drawn before, pointers to arrays of 64 i32, of which the lane takes number at.
+func (f *Func) Thread(s *kern.Strip, i value.Value, words map[*kern.Expr]value.Value, at value.Value) []value.Value {
 	f.dropLanes()
 	f.lane.thread = true
+	f.lane.random = map[*kern.Expr]*randomBlock{}
+	for e, p := range words {
+		f.lane.random[e] = &randomBlock{words: p}
+	}
+	f.lane.offset = at
 	f.bound[s.Var] = operand{t: dtype.I64, s: i}
 	f.Body(s.Body)
 	memo := values{}
@@ -444,7 +450,7 @@ func (f *Func) Thread(s *kern.Strip, i value.Value) []value.Value {
 		out = append(out, f.eval(r.Value, memo).s)
 	}
 	delete(f.bound, s.Var)
-	f.lane.thread = false
+	f.lane = lane{w: 1}
 	return out
 }
 

@@ -203,17 +203,54 @@ func (d *device) Strip(f *emit.Func, s *kern.Strip) {
 		parts[i] = f.Entry().NewAlloca(emit.Elem(r.Var.DType))
 		f.Block.NewStore(emit.Literal(r.Var.DType, 1, r.Kind.Start(r.Var.DType)), parts[i])
 	}
-	f.Loop(d.thread, n, Threads, func(i value.Value) {
-		for j, x := range f.Thread(s, i) {
+	one := func(i value.Value, words map[*kern.Expr]value.Value) {
+		for j, x := range f.Thread(s, i, words, d.thread) {
 			old := f.Block.NewLoad(emit.Elem(s.Reds[j].Var.DType), parts[j])
 			f.Block.NewStore(f.Join(s.Reds[j], old, x), parts[j])
 		}
-	})
+	}
+	if random := f.BlockRandoms(s); len(random) > 0 {
+		d.randomStrip(f, s, n, random, one)
+	} else {
+		f.Loop(d.thread, n, Threads, func(i value.Value) { one(i, nil) })
+	}
 	if len(s.Reds) > 0 {
 		d.reduce(f, s.Reds, parts)
 	} else if stores {
 		d.barrier(f)
 	}
+}
+
+// randomStrip is a strip with random ops in groups of four blocks of 64 lanes: each
+// thread draws the four words of one counter, and they meet in shared memory.
+func (d *device) randomStrip(f *emit.Func, s *kern.Strip, n value.Value, random []*kern.Expr, one func(i value.Value, words map[*kern.Expr]value.Value)) {
+	const blocks = 4
+	group := types.NewArray(blocks*kern.Lanes, types.I32)
+	arrays := make([]value.Value, len(random))
+	for i := range random {
+		arrays[i] = d.array(types.I32, blocks*kern.Lanes, 4*blocks*kern.Lanes)
+	}
+	block, counter := f.Entry().NewLShr(d.thread, emit.I64(4)), f.Entry().NewAnd(d.thread, emit.I64(15))
+	f.Loop(emit.I64(0), n, blocks*kern.Lanes, func(base value.Value) {
+		d.barrier(f) // the words of the group before have been read
+		own := f.Block.NewShl(block, emit.I64(6))
+		for i, e := range random {
+			for w, x := range f.RandomCounter(s, e, f.Block.NewAdd(base, own), counter) {
+				at := f.Block.NewAdd(f.Block.NewOr(own, counter), emit.I64(int64(16*w)))
+				f.Block.NewStore(x, f.Block.NewGetElementPtr(group, arrays[i], emit.I64(0), at))
+			}
+		}
+		d.barrier(f)
+		for j := range int64(blocks) {
+			words := map[*kern.Expr]value.Value{}
+			for i, e := range random {
+				p := f.Block.NewGetElementPtr(group, arrays[i], emit.I64(0), emit.I64(64*j))
+				words[e] = f.Block.NewBitCast(p, pointer(types.NewArray(kern.Lanes, types.I32), shared))
+			}
+			i := f.Block.NewAdd(f.Block.NewAdd(base, emit.I64(64*j)), d.thread)
+			f.When(f.Block.NewICmp(enum.IPredSLT, i, n), func() { one(i, words) })
+		}
+	})
 }
 
 // reduce joins the threads' partials: p[i] with p[i+32] through shared memory, the
