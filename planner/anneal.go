@@ -108,15 +108,17 @@ func (a *annealer) run(moves int64, hot, cold float64, mx mix, stop func() bool)
 	var tried, took [kinds]int64 // since the wheel was turned
 	cur := a.energy()
 	temp := hot
+	// Long moves count for more, so that steps measure work.
 	var done int64
-	for done = 0; done < moves; done++ {
-		if done&255 == 0 {
+	for turns := 0; done < moves; turns++ {
+		done++
+		if turns&255 == 0 {
 			if stop() {
 				break
 			}
 			temp = hot * math.Pow(cold/hot, float64(done)/float64(moves))
 		}
-		if done&8191 == 8191 {
+		if turns&8191 == 8191 {
 			// Moves that are hardly ever accepted are tried less often.
 			w := mx
 			for k := range w {
@@ -144,6 +146,7 @@ func (a *annealer) run(moves int64, hot, cold float64, mx mix, stop func() bool)
 			made = a.swap()
 		}
 		tried[kind]++
+		done += int64(len(a.t.log)) / 8
 		if !made {
 			if len(a.t.log) > 0 {
 				a.t.undo(0)

@@ -49,7 +49,7 @@ func TestBoundsHold(t *testing.T) {
 				t.Fatal(err)
 			}
 			plans++
-			if f := m.footprint(); f > rep.PeakBytes {
+			if f := newSearch(t.Context(), p, Options{}).leastBytes(); f > rep.PeakBytes {
 				t.Fatalf("seed %d: no plan is said to need less than %d bytes, this one needs %d: %v", seed, f, rep.PeakBytes, order)
 			}
 			lower, possible := bestCut(m, rep.PeakBytes)

@@ -304,7 +304,8 @@ func mulDiv(a, b, c int64) int64 {
 	return int64(min(q, 1<<62))
 }
 
-// least returns the fewest bytes that can be in memory when b runs first.
+// least returns the fewest bytes that can be in memory when b runs first,
+// whatever it costs.
 func (c *cut) least() int64 {
 	q := c.q
 	c.q = 0

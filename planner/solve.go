@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"sort"
 	"time"
 )
 
@@ -229,14 +230,37 @@ func (s *search) attempt() {
 	if s.done() {
 		return
 	}
+	if s.best == nil {
+		s.below()
+	}
 	s.anneal()
 	if s.best == nil {
-		// Greedy is not monotone in the budget: a smaller one may work.
 		// Where views cost something, Check may also see reuse that the
 		// simulator does not, so it decides.
 		seq := s.smallest()
 		if rep, err := Check(s.p, &Plan{Order: s.m.emit(seq)}, s.opt.Budget); err == nil {
 			s.best, s.cost, s.solver = seq, rep.Cost, "min-budget"
+			s.anneal()
+		}
+	}
+}
+
+// below asks greedy to stay within less than the budget: it is not monotone,
+// and may manage there.
+func (s *search) below() {
+	low := s.m.footprint()
+	for _, share := range []float64{0.02, 0.05, 0.1, 0.2, 0.35, 0.5} {
+		budget := s.opt.Budget - int64(share*float64(s.opt.Budget-low))
+		for _, o := range s.orders {
+			for _, v := range greedyVariants {
+				s.offer(s.greedy(o, budget, v, nil), "below-"+v.name)
+				if s.steps > s.allowance()/2 {
+					return
+				}
+			}
+		}
+		if s.best != nil || s.stopped() {
+			return
 		}
 	}
 }
@@ -308,7 +332,7 @@ func (s *search) integer() {
 func (s *search) weighted(weight []float64, prefix string) {
 	for _, o := range s.orders {
 		for _, v := range greedyVariants {
-			if s.best != nil && (s.stopped() || s.steps >= s.allowance()) {
+			if s.stopped() || s.steps >= s.allowance() || (s.best == nil && s.steps >= s.allowance()/3) {
 				return
 			}
 			s.offer(s.greedy(o, s.opt.Budget, v, weight), prefix+v.name)
@@ -523,11 +547,32 @@ func (s *search) smallest() []int32 {
 	return best
 }
 
+// leastBytes returns a number of bytes that no plan can do with less than: the
+// largest working set, or what a cut at one of the fullest moments has to keep.
+func (s *search) leastBytes() int64 {
+	least := s.m.footprint()
+	if s.kin == nil {
+		s.kin = newKin(s.m)
+	}
+	if _, _, ok := s.sim.run(s.m.order); !ok {
+		return least
+	}
+	byMem := make([]int, len(s.m.order))
+	for k := range byMem {
+		byMem[k] = k
+	}
+	sort.SliceStable(byMem, func(a, b int) bool { return s.sim.mem[byMem[a]] > s.sim.mem[byMem[b]] })
+	for k := 0; k < len(byMem) && k < 16; k++ {
+		least = max(least, newCut(s.m, s.kin, s.m.order[byMem[k]], math.MaxInt64/4).least())
+	}
+	return least
+}
+
 func (s *search) infeasible(asked int64) error {
 	if s.ctx.Err() != nil {
 		return s.ctx.Err()
 	}
-	e := &InfeasibleError{Budget: asked, LowerBoundBytes: s.m.footprint()}
+	e := &InfeasibleError{Budget: asked, LowerBoundBytes: s.leastBytes()}
 	seq := s.smallest()
 	plan, err := s.plan(seq, "min-budget")
 	if err != nil {
