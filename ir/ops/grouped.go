@@ -9,6 +9,7 @@ import (
 	"reprise/ir"
 	"reprise/ir/dtype"
 	"reprise/ir/kern"
+	"reprise/ir/kern/scalar"
 	"reprise/ir/tensor"
 )
 
@@ -46,27 +47,46 @@ func groupRows(counts *tensor.Tensor, rows int64) (lo, hi []int64) {
 	return lo, hi
 }
 
-// chain is Σ a(k)·b(k), k = 0 … n-1, in the order of contract, as raw bits of d.Accum(); a
-// and b give raw bits of that type.
-func chain(d dtype.Type, n int64, a, b func(k int64) uint64) uint64 {
-	if d == dtype.BF16 {
+// chains computes Σ a[i + k·sa]·b[j + k·sb], k = 0 … n-1, in the order of contract.
+type chains struct {
+	d        dtype.Type
+	a32, b32 []float32
+	a64, b64 []float64
+}
+
+func newChains(a, b *tensor.Tensor) chains {
+	if a.DType == dtype.F64 {
+		return chains{d: a.DType, a64: a.F64(), b64: b.F64()}
+	}
+	return chains{d: a.DType, a32: readF32(a), b32: readF32(b)}
+}
+
+// at is one chain, as raw bits of the accumulation type.
+func (c chains) at(i, sa, j, sb, n int64) uint64 {
+	switch c.d {
+	case dtype.F64:
+		acc := 0.0
+		for k := range n {
+			acc = scalar.Fma64(c.a64[i+k*sa], c.b64[j+k*sb], acc)
+		}
+		return bits64(acc)
+	case dtype.BF16:
 		acc := float32(0)
 		for k := int64(0); k < n; k += 2 {
-			a1, b1 := uint64(0), uint64(0)
+			a1, b1 := float32(0), float32(0)
 			if k+1 < n {
-				a1, b1 = a(k+1), b(k+1)
+				a1, b1 = c.a32[i+(k+1)*sa], c.b32[j+(k+1)*sb]
 			}
-			acc = fmaFlush(from32(a1), from32(b1), acc)
-			acc = fmaFlush(from32(a(k)), from32(b(k)), acc)
+			acc = fmaFlush(a1, b1, acc)
+			acc = fmaFlush(c.a32[i+k*sa], c.b32[j+k*sb], acc)
 		}
 		return bits32(acc)
 	}
-	fma := fmaBits(d.Accum())
-	acc := uint64(0)
+	acc := float32(0)
 	for k := range n {
-		acc = fma(a(k), b(k), acc)
+		acc = scalar.Fma32(c.a32[i+k*sa], c.b32[j+k*sb], acc)
 	}
-	return acc
+	return bits32(acc)
 }
 
 func groupedContractRow() *ir.OpDef {
@@ -126,17 +146,15 @@ func groupedContractRow() *ir.OpDef {
 			}
 			y := tensor.New(x.DType, x.Shape[0], n)
 			lo, hi := groupRows(in[2], x.Shape[0])
+			sum := newChains(x, w)
 			for g := range lo {
 				for r := lo[g]; r < hi[g]; r++ {
 					for c := range n {
-						accSet(y, r*n+c, chain(x.DType, k,
-							func(i int64) uint64 { return accGet(x, r*k+i) },
-							func(i int64) uint64 {
-								if op.Attrs.Bool("transpose") {
-									return accGet(w, (int64(g)*n+c)*k+i)
-								}
-								return accGet(w, (int64(g)*k+i)*n+c)
-							}))
+						j, sb := int64(g)*k*n+c, n
+						if op.Attrs.Bool("transpose") {
+							j, sb = (int64(g)*n+c)*k, 1
+						}
+						accSet(y, r*n+c, sum.at(r*k, 1, j, sb, k))
 					}
 				}
 			}
@@ -176,12 +194,11 @@ func groupedOuterRow() *ir.OpDef {
 			k, n := x.Shape[1], y.Shape[1]
 			w := tensor.New(x.DType, in[2].Shape[0], k, n)
 			lo, hi := groupRows(in[2], x.Shape[0])
+			sum := newChains(x, y)
 			for g := range lo {
 				for i := range k {
 					for c := range n {
-						accSet(w, (int64(g)*k+i)*n+c, chain(x.DType, hi[g]-lo[g],
-							func(r int64) uint64 { return accGet(x, (lo[g]+r)*k+i) },
-							func(r int64) uint64 { return accGet(y, (lo[g]+r)*n+c) }))
+						accSet(w, (int64(g)*k+i)*n+c, sum.at(lo[g]*k+i, k, lo[g]*n+c, n, hi[g]-lo[g]))
 					}
 				}
 			}
