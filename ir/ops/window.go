@@ -7,6 +7,7 @@ import (
 	"reprise/ir"
 	"reprise/ir/dtype"
 	"reprise/ir/kern"
+	"reprise/ir/kern/scalar"
 	"reprise/ir/tensor"
 )
 
@@ -220,52 +221,93 @@ func convRow() *ir.OpDef {
 	}
 }
 
+// convRef is the reference: for every output position the list of taps that exist, then a chain over them for each
+// image, output feature and input channel.
 func convRef(d ConvDims, x, w *tensor.Tensor) *tensor.Tensor {
 	y := tensor.New(x.DType, d.shape()...)
-	acct := x.DType.Accum()
-	fma := fmaBits(acct)
-	add, _ := reducer("sum", acct)
-	xs, ws := stridesOf(x.Shape), stridesOf(w.Shape)
-	taps := make([]int64, len(d.Spans))
+	xs, ws, ys := stridesOf(x.Shape), stridesOf(w.Shape), stridesOf(y.Shape)
+	wins, outs := make([]int64, len(d.Spans)), make([]int64, len(d.Spans))
 	for i, s := range d.Spans {
-		taps[i] = s.win
+		wins[i], outs[i] = s.win, s.out()
 	}
-	eachIndex(y.Shape, func(flat int64, at []int64) {
-		o := at[d.Y[1]]
-		fg, bg := o/(d.Out/d.FeatureGroups), o/(d.Out/d.BatchGroups)
-		xb := (bg*d.Batch+at[d.Y[0]])*xs[d.X[0]] + fg*d.In*xs[d.X[1]]
-		wb := o * ws[d.W[0]]
-		var total, acc uint64
-		for c := range d.In {
-			if c > 0 && c%d.Segment == 0 { // a chain is complete
-				if total = add(total, acc); c == d.Segment {
-					total = acc
+	chain := convChain(x, w)
+	add, _ := reducer("sum", x.DType.Accum())
+	var xt, wt []int64 // offsets of the taps in x and w
+	eachIndex(outs, func(_ int64, p []int64) {
+		xt, wt = xt[:0], wt[:0]
+		eachIndex(wins, func(_ int64, k []int64) {
+			px, pw := int64(0), int64(0)
+			for i, s := range d.Spans {
+				e, kw := s.at(p[i], k[i]), k[i]
+				if e < 0 {
+					return
 				}
-				acc = 0
+				if d.Reverse {
+					kw = s.win - 1 - kw
+				}
+				px += e * xs[d.X[2+i]]
+				pw += kw * ws[d.W[2+i]]
 			}
-			eachIndex(taps, func(_ int64, k []int64) {
-				px, pw := xb+c*xs[d.X[1]], wb+c*ws[d.W[1]]
-				for i, s := range d.Spans {
-					e := s.at(at[d.Y[2+i]], k[i])
-					if e < 0 {
-						return
+			xt, wt = append(xt, px), append(wt, pw)
+		})
+		py := int64(0)
+		for i := range p {
+			py += p[i] * ys[d.Y[2+i]]
+		}
+		for n := range d.Batch {
+			for o := range d.Out {
+				group, part := o/(d.Out/d.FeatureGroups), o/(d.Out/d.BatchGroups)
+				px := (part*d.Batch+n)*xs[d.X[0]] + group*d.In*xs[d.X[1]]
+				pw := o * ws[d.W[0]]
+				var sum, acc uint64
+				for c := range d.In {
+					if c > 0 && c%d.Segment == 0 { // a chain is complete
+						if sum = add(sum, acc); c == d.Segment {
+							sum = acc
+						}
+						acc = 0
 					}
-					kw := k[i]
-					if d.Reverse {
-						kw = s.win - 1 - kw
-					}
-					px += e * xs[d.X[2+i]]
-					pw += kw * ws[d.W[2+i]]
+					acc = chain(acc, px+c*xs[d.X[1]], xt, pw+c*ws[d.W[1]], wt)
 				}
-				acc = fma(accGet(x, px), accGet(w, pw), acc)
-			})
+				if d.In > d.Segment {
+					acc = add(sum, acc)
+				}
+				accSet(y, py+n*ys[d.Y[0]]+o*ys[d.Y[1]], acc)
+			}
 		}
-		if d.In > d.Segment {
-			acc = add(total, acc)
-		}
-		accSet(y, flat, acc)
 	})
 	return y
+}
+
+// convChain continues the chain acc over the taps at px+xt[k] and pw+wt[k].
+func convChain(x, w *tensor.Tensor) func(acc uint64, px int64, xt []int64, pw int64, wt []int64) uint64 {
+	switch {
+	case x.DType == dtype.F64:
+		a, b := x.F64(), w.F64()
+		return func(acc uint64, px int64, xt []int64, pw int64, wt []int64) uint64 {
+			z := from64(acc)
+			for k := range xt {
+				z = scalar.Fma64(a[px+xt[k]], b[pw+wt[k]], z)
+			}
+			return bits64(z)
+		}
+	case x.DType.IsFloat():
+		a, b := readF32(x), readF32(w)
+		return func(acc uint64, px int64, xt []int64, pw int64, wt []int64) uint64 {
+			z := from32(acc)
+			for k := range xt {
+				z = scalar.Fma32(a[px+xt[k]], b[pw+wt[k]], z)
+			}
+			return bits32(z)
+		}
+	}
+	fma := fmaBits(x.DType)
+	return func(acc uint64, px int64, xt []int64, pw int64, wt []int64) uint64 {
+		for k := range xt {
+			acc = fma(x.Bits(px+xt[k]), w.Bits(pw+wt[k]), acc)
+		}
+		return acc
+	}
 }
 
 func convElem(c ir.ElemCtx, op *ir.Op, idx []*kern.Expr) []*kern.Expr {
