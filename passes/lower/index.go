@@ -74,8 +74,8 @@ func (x *indexer) unflatten(flat *kern.Expr, shape []int64) []*kern.Expr {
 }
 
 func (x *indexer) part(s split) *kern.Expr {
-	if s.mod == 1 {
-		return x.intern(kern.I64(0))
+	if s.mod <= 1 || s.extent == 0 {
+		return x.intern(kern.I64(0)) // nothing else, or no element at all
 	}
 	s.flat = x.intern(s.flat)
 	if base, ok := x.made[s.flat]; ok && s.div*s.mod <= base.mod {
@@ -93,6 +93,9 @@ func (x *indexer) part(s split) *kern.Expr {
 		return e
 	}
 	e = x.intern(e)
+	if _, ok := e.IsConst(); ok {
+		return e // one constant is part of many an index
+	}
 	x.made[e] = s
 	return e
 }
