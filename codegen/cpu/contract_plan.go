@@ -367,11 +367,22 @@ func (p *contractPlan) estimate(unit int64) float64 {
 	// Each call of the micro-kernel: prologue, and its accumulators in and out.
 	calls := bt * float64(p.panels*p.groups*p.nk)
 	over := calls*40 + bt*m*float64(p.vecs)*float64(2*p.nk)*1.5 + float64(p.tiles())*150
-	if p.bytes > 800<<10 {
-		over += micro * 0.01 // the scratch does not leave L2 enough room
+	// L2 has to hold the scratch and what is asked for while a block is worked on.
+	room := float64(p.bytes)
+	if !p.stream {
+		if p.tilesM > 1 && p.colsOuter || p.nk > 1 && !p.kOuter && !p.keepA {
+			room += m * k / float64(p.tilesM*p.nk) * float64(p.a.dt.Size())
+		}
+		if p.tilesN > 1 && !p.colsOuter || p.nk > 1 && !p.kOuter && !p.keepB {
+			room += n * k / float64(p.tilesN*p.nk) * float64(p.b.dt.Size())
+		}
 	}
-	if group := float64(p.kc*p.nv*p.lanes) * size; group > 140<<10 {
+	over += micro * 0.1 * min(max(room/(1<<20)-0.8, 0), 1)
+	if group := float64(p.kc*p.nv*p.lanes) * size; group > 110<<10 {
 		over += micro * 0.015 // every panel of rows sweeps a long group of B
+	}
+	if p.wholeBlock() && p.panels < 8*p.tilesM && float64(p.slotB)*size > 256<<10 {
+		over += micro * 0.015 // few panels pass by before the next group of a large block
 	}
 	if p.direct {
 		passes, per := float64(2*p.nk-1), 0.02
@@ -380,7 +391,7 @@ func (p *contractPlan) estimate(unit int64) float64 {
 			work = m * n * size / 2
 		}
 		if p.nk > 1 && work > 256<<10 {
-			per = 0.08
+			per = 0.05
 		}
 		over += bt * m * n * size * passes * per
 	}
@@ -394,8 +405,16 @@ func (p *contractPlan) estimate(unit int64) float64 {
 	if wholeB || (p.keepB || p.kOuter) && p.colsOuter {
 		timesB = 1
 	}
-	packA := bt * contractPackCost(p.a, m*k, timesA)
-	packB := bt * contractPackCost(p.b, n*k, timesB)
+	// How many tiles in a row use a packed block.
+	reuseA, reuseB := int64(1), int64(1)
+	if !p.colsOuter || wholeA {
+		reuseA = p.tilesN
+	}
+	if p.colsOuter || wholeB {
+		reuseB = p.tilesM
+	}
+	packA := bt * contractPackCost(p.a, m*k, timesA, reuseA)
+	packB := bt * contractPackCost(p.b, n*k, timesB, reuseB)
 	if p.stream {
 		packB = 0
 		if n/float64(p.tilesN)*k*size > 512<<10 && p.panels > 1 {
@@ -420,19 +439,23 @@ func (p *contractPlan) estimate(unit int64) float64 {
 }
 
 // contractPackCost is the cycles of packing an operand of elems elements a number of
-// times: what is small stays in L2, the rest comes from memory first and from L3 later.
-func contractPackCost(o contractOperand, elems, times float64) float64 {
-	first, later := 0.4, 0.4
+// times. The source has been asked for by the tile before; where many tiles use one
+// block, that one tile is too short for it.
+func contractPackCost(o contractOperand, elems, times float64, reuse int64) float64 {
+	per := 0.4
 	if elems*float64(o.dt.Size()) > 512<<10 {
-		first, later = 0.8, 0.6
+		per = 0.5
+		if reuse > 8 {
+			per = 0.9
+		}
 	}
 	switch o.path {
 	case contractPathG:
-		first, later = first+1.5, later+1.5
+		per += 1.5
 	case contractPathT:
-		first, later = first+4, later+4
+		per += 4
 	}
-	return elems * (first + later*(times-1))
+	return elems * per * times
 }
 
 // imbalance is the work of the busiest of th threads over the mean.
