@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"sort"
+	"sync"
 	"time"
 )
 
@@ -254,7 +255,7 @@ func (s *search) below() {
 		for _, o := range s.orders {
 			for _, v := range greedyVariants {
 				s.offer(s.greedy(o, budget, v, nil), "below-"+v.name)
-				if s.steps > s.allowance()/2 {
+				if s.steps > s.allowance()/4 {
 					return
 				}
 			}
@@ -290,7 +291,7 @@ func (s *search) allowance() int64 {
 	if s.opt.Steps > 0 {
 		return s.opt.Steps
 	}
-	return max(400_000, 80*int64(s.m.n))
+	return max(800_000, 80*int64(s.m.n))
 }
 
 // integer branches on the best cut, and lets greedy keep what each of the
@@ -305,7 +306,7 @@ func (s *search) integer() {
 		enough = s.cost - s.m.base
 	}
 	// One evaluation costs about as much as a move per edge of the network.
-	evals := int(s.allowance() * 64 / int64(len(r.cut.net.to)+64))
+	evals := int(s.allowance() * 20 / int64(len(r.cut.net.to)+64))
 	res := r.cut.integer(r.p, enough, max(evals, 16), s.stopped)
 	s.steps += int64(res.evals) * int64(len(r.cut.net.to)) / 64
 	if l := s.m.base + res.lower; l > s.lower {
@@ -332,7 +333,7 @@ func (s *search) integer() {
 func (s *search) weighted(weight []float64, prefix string) {
 	for _, o := range s.orders {
 		for _, v := range greedyVariants {
-			if s.stopped() || s.steps >= s.allowance() || (s.best == nil && s.steps >= s.allowance()/3) {
+			if s.stopped() || s.steps >= s.allowance() || (s.best == nil && s.steps >= s.allowance()/8) {
 				return
 			}
 			s.offer(s.greedy(o, s.opt.Budget, v, weight), prefix+v.name)
@@ -346,34 +347,57 @@ func (s *search) anneal() {
 	left := max(s.allowance()-s.steps, s.allowance()/4)
 	mean := float64(s.m.base) / float64(max(s.m.n, 1))
 	usual := mix{moveRotate: 2, moveNear: 1, moveRemove: 2, moveAdd: 2, moveSwap: 2}
-	run := func(seq []int32, moves int64, hot, cold float64, seed uint64) {
-		a := newAnnealer(s.m, seq, s.opt.Budget, s.opt.Seed*1000003+seed)
-		s.steps += a.run(moves, hot*mean, cold*mean, usual, s.stopped)
-		s.offer(a.best, "anneal")
-		if a.best == nil && a.lowest != nil {
-			s.low(a.lowest, a.lowPeak)
+	// chains runs independent annealings, on as many threads as are allowed,
+	// and looks at their results in order, so that threads change nothing.
+	type chain struct {
+		seq   []int32
+		moves int64
+		hot   float64
+		cold  float64
+		seed  uint64
+		done  int64
+		a     *annealer
+	}
+	chains := func(list []*chain) {
+		threads := max(1, min(s.opt.Threads, len(list)))
+		var wait sync.WaitGroup
+		for w := 0; w < threads; w++ {
+			wait.Add(1)
+			go func() {
+				defer wait.Done()
+				for k := w; k < len(list); k += threads {
+					c := list[k]
+					c.a = newAnnealer(s.m, c.seq, s.opt.Budget, s.opt.Seed*1000003+c.seed)
+					c.done = c.a.run(c.moves, c.hot*mean, c.cold*mean, usual, s.stopped)
+				}
+			}()
+		}
+		wait.Wait()
+		for _, c := range list {
+			s.steps += c.done
+			s.offer(c.a.best, "anneal")
+			if c.a.best == nil && c.a.lowest != nil {
+				s.low(c.a.lowest, c.a.lowPeak)
+			}
 		}
 	}
 	if s.best == nil || s.cost-s.lower > s.m.base/50 {
 		share := left / int64(2*len(s.orders))
+		var list []*chain
 		for k, o := range s.orders {
-			if s.stopped() && s.best != nil {
-				return
-			}
-			run(o, share, 0.5, 0.003, uint64(100+k))
-			left -= share
+			list = append(list, &chain{seq: o, moves: share, hot: 0.5, cold: 0.003, seed: uint64(100 + k)})
 		}
+		chains(list)
+		left -= share * int64(len(list))
 	}
-	if s.best == nil {
-		return
-	}
-	const rounds = 4
+	// Three rounds, each of two chains from the best so far.
+	const rounds = 3
 	hot := 0.3
-	for k := 0; k < rounds && !s.done(); k++ {
-		if s.stopped() {
-			return
-		}
-		run(s.best, left/rounds, hot, 0.002, uint64(k))
+	for k := 0; k < rounds && s.best != nil && !s.done() && !s.stopped(); k++ {
+		chains([]*chain{
+			{seq: s.best, moves: left / (2 * rounds), hot: hot, cold: 0.002, seed: uint64(2 * k)},
+			{seq: s.best, moves: left / (2 * rounds), hot: hot / 3, cold: 0.002, seed: uint64(2*k + 1)},
+		})
 		hot /= 2
 	}
 }
