@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -342,6 +343,10 @@ func layerOf(v *ir.Value) string {
 	}
 	if v.Op != nil {
 		return v.Op.Loc.Layer
+	}
+	// Parameters are named LAYER.NAME, optimizer state LAYER.NAME/KIND.
+	if i := strings.LastIndexByte(v.Name, '.'); i > 0 {
+		return v.Name[:i]
 	}
 	return v.Name
 }

@@ -176,7 +176,7 @@ func unmeetable(budget int64, min *planned) error {
 		if i > 0 {
 			msg += ","
 		}
-		msg += fmt.Sprintf(" %s %s of layer %s (%s)", b.Name, b.Type, b.Layer, Bytes(b.Bytes))
+		msg += fmt.Sprintf(" %s of layer %s (%s, %s)", b.Name, b.Layer, b.Type, Bytes(b.Bytes))
 	}
 	layer := ""
 	if len(e.Binding) > 0 {
@@ -221,12 +221,12 @@ func lowerBound(p *remat.Problem) int64 {
 func binding(p *planned) []Binding {
 	var out []Binding
 	for _, v := range p.problem.Func.Body.Params {
-		out = append(out, Binding{v.Name, v.Role(), v.Type.String(), v.Type.Bytes()})
+		out = append(out, Binding{v.Role() + " " + v.Name, layerOf(v), v.Type.String(), v.Type.Bytes()})
 	}
 	for _, s := range p.liveAtPeak() {
-		b := Binding{Name: "workspace", Layer: s.Op.Loc.Layer, Bytes: s.Bytes}
+		b := Binding{Name: "workspace of " + remat.Kind(s.Op), Layer: s.Op.Loc.Layer, Type: "bytes", Bytes: s.Bytes}
 		if s.Value != nil {
-			b.Name, b.Type = s.Value.Name, s.Value.Type.String()
+			b.Name, b.Type = remat.Kind(s.Op)+" %"+s.Value.Name, s.Value.Type.String()
 		}
 		out = append(out, b)
 	}

@@ -486,7 +486,7 @@ func (g *grower) train(f *ir.Func) {
 		q := g.op("mul", []*ir.Value{p, p})
 		loss = g.op("add", []*ir.Value{loss, g.op("reduce", []*ir.Value{q}, ir.A("kind", "sum"), ir.A("axes", all(q)))})
 	}
-	grads := g.b.Multi("gradient", append([]*ir.Value{loss}, xs...), nil).Results
+	grads := slices.Clone(g.b.Multi("gradient", append([]*ir.Value{loss}, xs...), nil).Results)
 	clip := g.chance(30)
 	if clip {
 		var norm *ir.Value

@@ -180,7 +180,14 @@ func (p *Problem) stateUpdates(index map[*ir.Value]int) {
 		}
 	}
 	users := map[*ir.Op][]*ir.Op{}
+	var effect *ir.Op // the last before
 	for _, op := range p.Ops {
+		if Effect(op) != ir.EffectNone {
+			if effect != nil {
+				users[effect] = append(users[effect], op)
+			}
+			effect = op
+		}
 		for _, v := range op.Operands {
 			note(v, op)
 			if v.Op != nil {
@@ -225,13 +232,68 @@ func (p *Problem) stateUpdates(index map[*ir.Value]int) {
 		for _, r := range readers[old] {
 			ok = ok && !after[r]
 		}
-		if ok {
-			po := &p.Problem.Ops[opIndex[op]]
-			// Overwriting the state is no option among others.
-			po.InPlace = slices.DeleteFunc(po.InPlace, func(pr [2]int) bool { return pr[1] == index[v] })
-			po.InPlace = append(po.InPlace, [2]int{index[old], index[v]})
-			p.InPlace[op] = append(p.InPlace[op], pair)
+		if !ok {
+			continue
 		}
+		// Every other reader comes first; further updates must not contradict that.
+		for _, r := range readers[old] {
+			if r != op {
+				users[r] = append(users[r], op)
+			}
+		}
+		po := &p.Problem.Ops[opIndex[op]]
+		// Overwriting the state is no option among others.
+		po.InPlace = slices.DeleteFunc(po.InPlace, func(pr [2]int) bool { return pr[1] == index[v] })
+		po.InPlace = append(po.InPlace, [2]int{index[old], index[v]})
+		p.InPlace[op] = append(p.InPlace[op], pair)
+		p.joinStorage(index[old], index[v])
+	}
+	p.setOrder(users, opIndex)
+}
+
+// joinStorage puts a new value that has views into the storage of the old value that it overwrites.
+func (p *Problem) joinStorage(old, v int) {
+	vs := p.Problem.Values
+	from, to := vs[v].Storage, vs[old].Storage
+	switch {
+	case from == 0 || from == to:
+	case to == 0:
+		vs[old].Storage = from
+	default:
+		for i := range vs {
+			if vs[i].Storage == from {
+				vs[i].Storage = to
+			}
+		}
+	}
+}
+
+// setOrder gives the default order: the program's, with updates in place behind the readers of what
+// they overwrite.
+func (p *Problem) setOrder(users map[*ir.Op][]*ir.Op, opIndex map[*ir.Op]int) {
+	waits := make([]int, len(p.Ops))
+	for _, op := range p.Ops {
+		for _, u := range users[op] {
+			waits[opIndex[u]]++
+		}
+	}
+	var order []int
+	done := make([]bool, len(p.Ops))
+	moved := false
+	for len(order) < len(p.Ops) {
+		next := slices.IndexFunc(p.Ops, func(op *ir.Op) bool { return !done[opIndex[op]] && waits[opIndex[op]] == 0 })
+		if next < 0 {
+			panic("BUG: updates in place wait for each other")
+		}
+		moved = moved || next != len(order)
+		done[next] = true
+		order = append(order, next)
+		for _, u := range users[p.Ops[next]] {
+			waits[opIndex[u]]--
+		}
+	}
+	if moved {
+		p.Problem.Order = order
 	}
 }
 
@@ -248,15 +310,16 @@ func (p *Problem) returned(old *ir.Value, i int) bool {
 	return false
 }
 
-func opName(op *ir.Op) string {
-	name := op.Name()
-	if name == "fused" {
-		name = fusedName(op)
+func opName(op *ir.Op) string { return op.Loc.String() + ":" + Kind(op) }
+
+// Kind is the op's name; a unit's is that of what it does last and what it is built around.
+func Kind(op *ir.Op) string {
+	if op.Name() == "fused" {
+		return fusedName(op)
 	}
-	return op.Loc.String() + ":" + name
+	return op.Name()
 }
 
-// fusedName names a unit after what it does last and what it is built around.
 func fusedName(op *ir.Op) string {
 	last, core := "", ""
 	for _, o := range op.Regions[0].Ops {
