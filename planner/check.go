@@ -41,7 +41,7 @@ const (
 	RuleEffect    Rule = "effect"    // effects of one kind keep the order of the problem
 	RuleMissing   Rule = "missing"   // every op runs
 	RuleOutput    Rule = "output"    // outputs are intact at the end
-	RulePolicy    Rule = "policy"    // must-recompute values are recomputed
+	RulePolicy    Rule = "policy"    // must-recompute values are recomputed, must-offload values offloaded
 	RuleOverflow  Rule = "overflow"  // cost and memory fit in 63 bits
 	RuleBudget    Rule = "budget"    // the peak is within the budget
 	RuleClaim     Rule = "claim"     // peak, cost and arena are what the plan says
@@ -388,6 +388,9 @@ func (r *replay) policies() *Violation {
 	}
 	for i := range p.Ops {
 		for _, v := range p.Ops[i].Outputs {
+			if p.Values[v].Policy == MustOffload && uses[v] > 1 {
+				return r.violation(RulePolicy, -1, i, v, "%s must be offloaded, and the plan does not", p.valueName(v))
+			}
 			if p.Values[v].Policy == MustRecompute && uses[v] > 1 && r.runs[i] < 2 {
 				return r.violation(RulePolicy, -1, i, v, "%s must be recomputed, but %s runs once", p.valueName(v), p.opName(i))
 			}

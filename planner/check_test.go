@@ -374,3 +374,39 @@ func FuzzReadPlan(f *testing.F) {
 		}
 	})
 }
+
+func TestPolicies(t *testing.T) {
+	// A chain with a far reader: x is cheap to make again, y is not.
+	p := &Problem{
+		Ops: []Op{
+			{Name: "x", Cost: 5, Det: DetExact, Outputs: []int{0}},
+			{Name: "y", Cost: 6, Det: DetExact, Outputs: []int{1}},
+			{Name: "mid", Cost: 1, Det: DetExact, Inputs: []int{0, 1}, Outputs: []int{2}},
+			{Name: "big", Cost: 1, Det: DetExact, Inputs: []int{2}, Outputs: []int{3}},
+			{Name: "end", Cost: 1, Det: DetExact, Inputs: []int{3, 0, 1}, Outputs: []int{4}},
+		},
+		Values: []Value{{Name: "x", Bytes: 10}, {Name: "y", Bytes: 10}, {Name: "m", Bytes: 1}, {Name: "b", Bytes: 10}, {Name: "e", Bytes: 1, Output: true}},
+	}
+	count := func(plan *Plan, op int) (n int) {
+		for _, i := range plan.Order {
+			if i == op {
+				n++
+			}
+		}
+		return n
+	}
+	p.Values[0].Policy = MustRecompute
+	plan, err := Solve(t.Context(), p, Options{})
+	if err != nil || count(plan, 0) < 2 {
+		t.Errorf("must-recompute: %v, %v", plan, err)
+	}
+	p.Values[0].Policy = MustSave
+	low, err := MinBudget(t.Context(), p)
+	if err != nil || count(low, 0) != 1 {
+		t.Errorf("must-save: %v, %v", low, err)
+	}
+	p.Values[0].Policy = MustOffload
+	if _, err := Solve(t.Context(), p, Options{}); err == nil || !strings.Contains(err.Error(), "offloaded") {
+		t.Errorf("must-offload: %v", err)
+	}
+}

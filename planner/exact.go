@@ -69,7 +69,7 @@ func exact(m *model, budget int64, limit int, stop func() bool) (seq []int32, co
 		heap.Push(&queue, exactItem{cost: cost, ran: s.ran, live: s.live, seq: count})
 	}
 	start := state{}
-	push(start, start, -1, 0)
+	push(start, start, -1, m.views)
 	for len(queue) > 0 {
 		it := heap.Pop(&queue).(exactItem)
 		s := state{it.ran, it.live}

@@ -4,14 +4,15 @@ package planner
 // (memory that one op instance allocates), and everything that Check treats
 // specially has become one of few things:
 //
-//   - a view that costs nothing is no node; its readers read what it views,
-//     and emit puts it back where it is needed;
+//   - a view is no node; its readers read what it views, and emit puts it back
+//     where it is needed (what a view itself costs is counted once, so the
+//     solvers see a little less than Check where views are made again);
 //   - resident memory is a constant; an op that overwrites it (or any other
 //     storage) is a node that all instances of the other readers must precede;
 //   - effects that must stay in order are control edges.
 //
 // A sequence of nodes that satisfies the model's rules becomes, through emit,
-// an order that Check accepts with the same peak, and with the same cost.
+// an order that Check accepts with the same peak.
 type model struct {
 	p  *Problem
 	al *aliases
@@ -20,6 +21,7 @@ type model struct {
 	op   []int   // by node: op
 	cost []int64 // by node
 	bias []int64 // by node: cost as the search weighs it (policies)
+	must []int32 // nodes that must run at least twice
 	work []int64 // by node: workspace bytes
 	once []bool  // by node: may have one instance only, for the solvers
 
@@ -49,7 +51,8 @@ type model struct {
 
 	order    []int32 // the given order, as nodes
 	resident int64   // bytes of resident storages
-	base     int64   // cost of every node once
+	base     int64   // cost of every op once
+	views    int64   // of that, cost of the eliminated views
 
 	nodeOf []int32 // by op: node, or -1 for an eliminated view
 	buf    []int32 // by value: buffer, or -1
@@ -97,11 +100,22 @@ func newModel(p *Problem) *model {
 		pinProducer = append(pinProducer, false)
 		return b
 	}
+	uses := make([]int, nv) // ops that read the value
+	for i := range p.Ops {
+		for k, v := range p.Ops[i].Inputs {
+			if !containsInt(p.Ops[i].Inputs[:k], v) {
+				uses[v]++
+			}
+		}
+	}
+	costly := false
 	for _, i := range order {
 		o := &p.Ops[i]
 		m.nodeOf[i], m.under[i] = -1, -1
 		if src := m.eliminable(i); src >= 0 {
 			m.under[i] = src
+			m.views += o.Cost
+			costly = costly || o.Cost > 0
 			for _, out := range o.Outputs {
 				m.buf[out], extra[out] = m.buf[src], extra[src]
 			}
@@ -120,6 +134,10 @@ func newModel(p *Problem) *model {
 			switch p.Values[out].Policy {
 			case MustSave:
 				m.once[node] = true
+			case MustRecompute:
+				if uses[out] > 1 {
+					m.must = append(m.must, node)
+				}
 			case PreferSave:
 				m.bias[node] = 16 * o.Cost
 			case PreferRecompute:
@@ -208,7 +226,8 @@ func newModel(p *Problem) *model {
 		}
 	}
 	m.strict = append([]bool(nil), m.once...)
-	m.exact = true
+	m.base += m.views
+	m.exact = !costly
 	for b, pin := range pinProducer {
 		if pin {
 			m.once[m.prod[b]] = true
@@ -230,10 +249,10 @@ func newModel(p *Problem) *model {
 }
 
 // eliminable returns a value that op i only views, or -1 if op i is more than a
-// free view.
+// view that may be made again.
 func (m *model) eliminable(i int) int {
 	o := &m.p.Ops[i]
-	if o.RunsOnce() || o.Cost != 0 || o.Workspace != 0 || len(o.Outputs) == 0 || len(o.InPlace) > 0 {
+	if o.RunsOnce() || o.Workspace != 0 || len(o.Outputs) == 0 || len(o.InPlace) > 0 {
 		return -1
 	}
 	st := m.al.storage[o.Outputs[0]]
@@ -347,6 +366,15 @@ func (m *model) addConstraints(prod, order []int) {
 			exists[out] = true
 		}
 	}
+}
+
+func containsInt(list []int, x int) bool {
+	for _, y := range list {
+		if x == y {
+			return true
+		}
+	}
+	return false
 }
 
 func contains(list []int32, x int32) bool {

@@ -31,6 +31,7 @@ func (s *simulator) run(seq []int32) (peak, cost int64, ok bool) {
 	}
 	s.start, s.last, s.buf = s.start[:0], s.last[:0], s.buf[:0]
 	n := len(seq)
+	cost = m.views
 	for i, x := range seq {
 		if s.shut[x] || (s.ran[x] >= 0 && m.once[x]) {
 			return 0, 0, false

@@ -16,8 +16,9 @@ type Options struct {
 	TimeLimit time.Duration // wall time after which the best plan so far is returned; 0 is none. A plan that was cut off by time need not be reproducible.
 	Threads   int           // solvers that may run at once; 0 is 1. The plan does not depend on it.
 	Seed      uint64
-	Layout    bool  // give offsets, and make the arena fit the budget as well
-	Align     int64 // alignment of offsets if Layout; 0 is 1
+	Gap       float64 // stop at a plan whose Gap is at most this; 0 searches until it is proven best or Steps are spent
+	Layout    bool    // give offsets, and make the arena fit the budget as well
+	Align     int64   // alignment of offsets if Layout; 0 is 1
 	Progress  func(Progress)
 }
 
@@ -70,6 +71,11 @@ func Solve(ctx context.Context, p *Problem, opt Options) (*Plan, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
 	}
+	for v := range p.Values {
+		if p.Values[v].Policy == MustOffload {
+			return nil, valueErr(v, "%s must be offloaded, and plans of this version move nothing to the host", p.valueName(v))
+		}
+	}
 	s := newSearch(ctx, p, opt)
 	return s.solve()
 }
@@ -105,7 +111,8 @@ type search struct {
 	sim    *simulator
 	orders [][]int32 // orders of first runs to start from
 	best   []int32
-	cost   int64
+	cost   int64 // of best
+	key    int64 // of best, as policies weigh it
 	solver string
 	lower  int64
 	proof  string
@@ -152,13 +159,48 @@ func (s *search) offer(seq []int32, solver string) bool {
 	if seq == nil {
 		return false
 	}
+	if len(s.m.must) > 0 {
+		seq = s.again(seq)
+	}
 	peak, cost, ok := s.sim.run(seq)
-	if !ok || peak > s.opt.Budget || cost >= s.cost {
+	if !ok || peak > s.opt.Budget {
 		return false
 	}
-	s.best, s.cost, s.solver = append([]int32{}, seq...), cost, solver
+	key := s.m.views // cost as policies weigh it
+	for _, x := range seq {
+		key += s.m.bias[x]
+	}
+	if s.best != nil && key >= s.key {
+		return false
+	}
+	s.best, s.cost, s.key, s.solver = append([]int32{}, seq...), cost, key, solver
 	s.report(solver)
 	return true
+}
+
+// again gives nodes that must run twice, and do not, a second run right before
+// the last reader of what they compute.
+func (s *search) again(seq []int32) []int32 {
+	if _, _, ok := s.sim.run(seq); !ok {
+		return seq
+	}
+	a := newAnnealer(s.m, seq, s.opt.Budget, s.opt.Seed)
+	for _, x := range s.m.must {
+		if len(a.t.runs[x]) > 1 {
+			continue
+		}
+		last := int32(-1)
+		for _, u := range s.m.outs[x] {
+			if r := a.t.reads[u]; len(r) > 0 && (last < 0 || a.t.slot[r[len(r)-1]] > a.t.slot[last]) {
+				last = r[len(r)-1]
+			}
+		}
+		a.puts = 0
+		if last >= 0 {
+			a.again(x, last, 0)
+		}
+	}
+	return a.t.sequence()
 }
 
 func (s *search) report(solver string) {
@@ -282,7 +324,9 @@ func (s *search) exhaust() bool {
 	return true
 }
 
-func (s *search) done() bool { return s.best != nil && s.cost <= s.lower }
+func (s *search) done() bool {
+	return s.best != nil && float64(s.cost-s.lower) <= s.opt.Gap*float64(s.m.base)
+}
 
 // allowance returns the steps of a solve: what was asked for, or what takes
 // about one second on one core for problems of a few hundred to a few thousand

@@ -55,6 +55,7 @@ func newTimeline(m *model, seq []int32) *timeline {
 	t.next = []int32{tail, -1}
 	t.bonus = []int64{0, 0}
 	last := head
+	t.cost, t.bias = m.views, m.views
 	for _, x := range seq {
 		i := t.alloc(x)
 		t.prev[i], t.next[i] = last, tail
