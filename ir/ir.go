@@ -391,6 +391,10 @@ func (f *Func) newValue(name string, t Type) *Value {
 // reserved for it, so it never meets a given one.
 func autoName(id int) string { return strconv.Itoa(id) }
 
+func isNumber(name string) bool {
+	return name != "" && strings.Trim(name, "0123456789") == ""
+}
+
 // NewRegion makes a block for a region of an op of f.
 func (f *Func) NewRegion() *Block { return &Block{Func: f} }
 
@@ -429,12 +433,14 @@ func (b *Block) Walk(visit func(*Op)) {
 	}
 }
 
-// Renumber makes ids dense in program order, and names of nameless values follow.
+// Renumber makes ids dense in program order, and names of nameless values follow: all
+// names of digits alone, also those that were read from a text. Parameters of the function that were
+// given such a name keep it.
 func (f *Func) Renumber() {
 	f.numOps, f.numValues = 0, 0
 	var block func(b *Block)
 	value := func(v *Value) {
-		auto := v.Name == autoName(v.ID)
+		auto := v.Name == autoName(v.ID) || isNumber(v.Name) && (v.Op != nil || v.Block.Owner != nil)
 		v.ID = f.numValues
 		f.numValues++
 		if auto {

@@ -47,7 +47,7 @@ func (p *printer) line(format string, args ...any) {
 }
 
 func (p *printer) fn(f *Func) {
-	p.line("func @%s(%s) -> (%s) {\n", f.Name, paramsText(f.Body.Params), strings.Join(quoteNames(f.Results), ", "))
+	p.line("func @%s(%s) -> (%s) {\n", nameText(f.Name), paramsText(f.Body.Params), strings.Join(quoteNames(f.Results), ", "))
 	p.block(f.Body, "return")
 	p.line("}\n")
 }
