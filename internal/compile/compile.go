@@ -21,7 +21,6 @@ import (
 	"reprise/ir"
 	"reprise/ir/ops"
 	"reprise/passes"
-	"reprise/passes/buffer"
 	"reprise/passes/lower"
 	"reprise/planner"
 	"reprise/runtime/exe"
@@ -32,6 +31,7 @@ type Options struct {
 	Target    string // "cpu", "cpu:native", "cpu:x86-64-v3", "cpu:x86-64-v4"; "" is "cpu"
 	Budget    Budget
 	TimeLimit time.Duration // for the planner; 0: a fixed number of steps of work
+	PlanSteps int64         // for the planner, in its steps of work; 0: by the size of the problem
 	// NoMinimum skips the search for the smallest budget, which a report then lacks.
 	NoMinimum bool
 	// Shared makes a library instead of an executable.
@@ -75,8 +75,11 @@ func Prepare(m *ir.Module, opt Options) (*ir.Module, error) {
 				step.Body.AddParam(p.Name, p.Type, p.Attrs...)
 			}
 		}
-		step.Renumber()
 	}
+	if err := ownResults(step); err != nil {
+		return nil, err
+	}
+	step.Renumber()
 	return mod, ir.Verify(mod)
 }
 
@@ -97,7 +100,10 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 	}
 	say("plan")
 	start := time.Now()
-	pl := &planning{ctx: ctx, module: grouped, costs: newCosts(target), opt: planner.Options{TimeLimit: opt.TimeLimit}}
+	pl := &planning{ctx: ctx, module: grouped, costs: newCosts(target), opt: planner.Options{TimeLimit: opt.TimeLimit, Steps: opt.PlanSteps}}
+	if pl.init, err = initBytes(grouped); err != nil {
+		return nil, err
+	}
 	all, err := pl.saveAll()
 	if err != nil {
 		return nil, err
@@ -254,25 +260,7 @@ func objects(ctx context.Context, u *cpu.Unit) ([][]byte, error) {
 
 // init emits the program that makes the initial state, in place.
 func (e *emitter) init(f *ir.Func, offsets map[string]int64, resident int64, arena *int64, p *planned) ([]exe.Inst, error) {
-	external := map[*ir.Value]string{}
-	home := func(v *ir.Value) *ir.Value {
-		for v.Op != nil && lower.IsView(v.Op) {
-			v = v.Op.Operands[v.Index]
-		}
-		return v
-	}
-	for i, name := range f.Results {
-		v := home(f.Body.Results[i])
-		if v.Op == nil || lower.IsConstant(v.Op) || buffer.IsControl(v.Op) || external[v] != "" {
-			continue
-		}
-		if _, ok := e.states[name]; !ok {
-			return nil, diag.Errorf("model", "@init makes %q, which is no state of @step", name)
-		}
-		external[v] = name
-	}
-	low := lowerings(map[*ir.Op]*lower.Lowered{})
-	frame, err := buffer.Layout(f.Body, buffer.Options{Lowered: low, Workspace: noWorkspace, External: external})
+	frame, low, err := layoutInit(f, func(name string) bool { _, ok := e.states[name]; return ok })
 	if err != nil {
 		return nil, err
 	}
@@ -326,7 +314,7 @@ func (e *emitter) finish(step *ir.Func, results []place, x *exe.Model) error {
 	crossing := false
 	for i := range from {
 		for j := range to {
-			crossing = crossing || i != j && !from[i].konst && from[i].offset == to[j].offset
+			crossing = crossing || from[j].moves(to[j]) && i != j && from[i].meets(to[j])
 		}
 	}
 	if crossing {

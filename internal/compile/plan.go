@@ -32,6 +32,7 @@ type planning struct {
 	module *ir.Module // grouped, never changed
 	costs  remat.Costs
 	opt    planner.Options
+	init   int64 // bytes that @init takes, whatever the plan
 }
 
 // problem states the planning problem on a fresh copy of the module.
@@ -61,7 +62,7 @@ func (p *planning) realise(plan *planner.Plan) (*planned, error) {
 		return nil, err
 	}
 	_, _, out.resident = residents(f)
-	out.arena = out.resident + out.frame.Size
+	out.arena = max(out.resident+out.frame.Size, p.init)
 	return out, nil
 }
 

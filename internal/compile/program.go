@@ -49,6 +49,14 @@ func (p place) arg(write bool) exe.Arg {
 	return exe.Arg{Const: p.konst, Offset: p.offset, Bytes: p.bytes, Write: write}
 }
 
+// moves: bringing p's bytes to q changes memory.
+func (p place) moves(q place) bool { return (p.konst || p.offset != q.offset) && p.bytes > 0 }
+
+// meets: writing q changes p.
+func (p place) meets(q place) bool {
+	return !p.konst && !q.konst && p.offset < q.offset+q.bytes && q.offset < p.offset+p.bytes
+}
+
 func (e *emitter) constant(op *ir.Op) place {
 	t := op.Attrs.Tensor("value")
 	off, ok := e.at[op]
@@ -233,7 +241,7 @@ func (e *emitter) copies(op *ir.Op, from, to []place, room int64) error {
 	through := false
 	for i := range from {
 		for j := range to {
-			through = through || i != j && !from[i].konst && from[i].offset == to[j].offset && from[i].bytes > 0
+			through = through || from[j].moves(to[j]) && i != j && from[i].meets(to[j])
 		}
 	}
 	if through {
@@ -252,7 +260,7 @@ func (e *emitter) copies(op *ir.Op, from, to []place, room int64) error {
 		from = mid
 	}
 	for i := range from {
-		if from[i].offset == to[i].offset && !from[i].konst || from[i].bytes == 0 {
+		if !from[i].moves(to[i]) {
 			continue
 		}
 		if err := e.copy(from[i], to[i], op.Loc.String()); err != nil {
