@@ -15,10 +15,19 @@ import (
 )
 
 // EmitContract adds a kernel for c to m under the given symbol and tells how to launch
-// it. Its arguments are A, B, then C where c has no epilogue, then c.Params.
-// Micro-kernels and packing routines are shared with other contractions of the module
-// (and, being linkonce_odr, of the program). An empty C needs no launch. The error says what has no packed kernel:
-// integer contractions are loops in kern.
+// it. Its arguments are A, B, then C where c has no epilogue, then c.Params. An empty C
+// needs no launch. The error says what has no packed kernel: integer contractions are
+// loops in kern.
+//
+// The scheme is that of Goto and van de Geijn, "Anatomy of High-Performance Matrix
+// Multiplication" (2008), with the order of arithmetic fixed: a micro-kernel holds a
+// small tile of C in registers and walks k once; where K is cut into blocks, it starts
+// from the sums that the block before has stored, so that each element stays one chain.
+// Operands are copied into panels in the worker's scratch, whatever their strides; a
+// tile's rows are cut into panels of nearly equal height, so that no micro-kernel runs
+// nearly empty. All sizes are constants of the kernel; micro-kernels and packing
+// routines are shared with other contractions of the module (being linkonce_odr, of the
+// program), which keeps a contraction below 100 ms of compilation.
 func EmitContract(m *ir.Module, c *kern.Contract, t Target, symbol string) ([]Launch, error) {
 	p, err := contractMakePlan(c, t)
 	if err != nil {
