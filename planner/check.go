@@ -85,6 +85,9 @@ func Check(p *Problem, plan *Plan, budget int64) (Report, error) {
 	if v := r.run(); v != nil {
 		return Report{}, v
 	}
+	if v := r.policies(); v != nil {
+		return Report{}, v
+	}
 	rep, v := r.measure()
 	if v != nil {
 		return Report{}, v
@@ -264,7 +267,7 @@ func (r *replay) run() *Violation {
 			r.inst[r.now[v]].last = len(r.order) - 1
 		}
 	}
-	return r.policies()
+	return nil
 }
 
 // produce gives each output of op i at pos its storage instance.

@@ -400,6 +400,10 @@ func TestPolicies(t *testing.T) {
 	if err != nil || count(plan, 0) < 2 {
 		t.Errorf("must-recompute: %v, %v", plan, err)
 	}
+	if low, err := MinBudget(t.Context(), p); err != nil || count(low, 0) < 2 {
+		t.Errorf("must-recompute: %v, %v", low, err)
+	}
+	SaveAll(p)
 	p.Values[0].Policy = MustSave
 	low, err := MinBudget(t.Context(), p)
 	if err != nil || count(low, 0) != 1 {

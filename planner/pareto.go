@@ -48,7 +48,7 @@ type ParetoCurve struct {
 // the budget, and neither do bounds. Options.Steps counts for each point;
 // Options.Budget is not read. boundary is as in PlanBaseline.
 func Pareto(ctx context.Context, p *Problem, n int, boundary int, opt Options) (*ParetoCurve, error) {
-	all, err := saveAllChecked(p)
+	all, err := saveAll(p)
 	if err != nil {
 		return nil, err
 	}
@@ -108,13 +108,6 @@ func Pareto(ctx context.Context, p *Problem, n int, boundary int, opt Options) (
 		}
 	}
 	return c, nil
-}
-
-func saveAllChecked(p *Problem) (*Plan, error) {
-	if err := p.Validate(); err != nil {
-		return nil, err
-	}
-	return saveAll(p)
 }
 
 // WriteJSON writes the curve as one JSON document.

@@ -1,0 +1,157 @@
+package planner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"reprise/planner"
+)
+
+// Model is a transformer by its published shapes.
+type Model struct {
+	Name     string
+	Layers   int64
+	Hidden   int64
+	Heads    int64
+	KVHeads  int64
+	HeadDim  int64
+	FFN      int64 // of one expert
+	Active   int64 // experts that a token visits, 1 for a dense model
+	Vocab    int64
+	Sequence int64
+	Batch    int64
+}
+
+// Models lists what is simulated: one device's share of a training step with
+// the shapes that were published (Llama 3, arXiv 2407.21783; Llama 4 Scout's
+// 17B active, 16 experts). Sequence 8192, batch 1.
+func Models() []Model {
+	return []Model{
+		{"Llama-3 8B", 32, 4096, 32, 8, 128, 14336, 1, 128256, 8192, 1},
+		{"Llama-3 70B", 80, 8192, 64, 8, 128, 28672, 1, 128256, 8192, 1},
+		{"Llama-3 405B", 126, 16384, 128, 8, 128, 53248, 1, 128256, 8192, 1},
+		{"17B×16 experts", 48, 5120, 40, 8, 128, 8192, 2, 202048, 8192, 1},
+	}
+}
+
+// Graph generates the kernel-grain training step of a model: fused kernels as
+// units, bf16 activations, activations only (weights, gradients and optimizer
+// state are sharded over other devices and the same for every policy).
+//
+// Cost model, in nanoseconds of a device with 400 TFLOP/s in matrix products
+// and 3 TB/s of memory: the larger of flops and bytes, plus 3 µs for the start
+// of a kernel. A backward kernel of a matrix product costs twice its forward.
+func (m Model) Graph() (*planner.Problem, int) {
+	p := &planner.Problem{Name: m.Name}
+	tokens := m.Sequence * m.Batch
+	const elem = 2
+	add := func(name, group string, flops, bytes, out int64, det planner.Det, in ...int) int {
+		ns := max(flops/400_000, bytes/3_000) + 3_000
+		p.Values = append(p.Values, planner.Value{Name: name, Bytes: out})
+		v := len(p.Values) - 1
+		p.Ops = append(p.Ops, planner.Op{Name: name, Group: group, Cost: ns, Det: det, Inputs: append([]int{}, in...), Outputs: []int{v}})
+		return v
+	}
+	h := tokens * m.Hidden * elem
+	q := tokens * m.Heads * m.HeadDim * elem
+	kv := tokens * m.KVHeads * m.HeadDim * elem
+	ffn := tokens * m.FFN * m.Active * elem
+	mm := func(k, n int64) int64 { return 2 * tokens * k * n }
+	type layer struct{ x, n1, qkv, a, lse, o, x1, n2, gu, act, route int }
+	var ls []layer
+	exact, decides := planner.DetExact, planner.DetDecides
+	x := add("embed", "embed", 0, 2*h, h, exact)
+	for i := int64(0); i < m.Layers; i++ {
+		g := fmt.Sprintf("layers.%d", i)
+		var l layer
+		l.x = x
+		l.n1 = add(g+".norm1", g, 0, 2*h, h, exact, x)
+		l.qkv = add(g+".qkv", g, mm(m.Hidden, (m.Heads+2*m.KVHeads)*m.HeadDim), h+q+2*kv, q+2*kv, exact, l.n1)
+		att := 2 * 2 * m.Batch * m.Heads * m.HeadDim * m.Sequence * m.Sequence / 2
+		l.a = add(g+".attention", g, att, 2*q+2*kv, q+tokens*m.Heads*4, exact, l.qkv)
+		l.o = add(g+".proj", g, mm(m.Heads*m.HeadDim, m.Hidden), q+h, h, exact, l.a)
+		l.x1 = add(g+".add1", g, 0, 3*h, h, exact, x, l.o)
+		l.n2 = add(g+".norm2", g, 0, 2*h, h, exact, l.x1)
+		in := []int{l.n2}
+		if m.Active > 1 {
+			l.route = add(g+".router", g, mm(m.Hidden, 16), h, tokens*16, decides, l.n2)
+			in = append(in, l.route)
+		}
+		l.gu = add(g+".gate_up", g, mm(m.Hidden, 2*m.FFN*m.Active), h+2*ffn, 2*ffn, exact, in...)
+		l.act = add(g+".swiglu", g, 0, 3*ffn, ffn, exact, l.gu)
+		down := add(g+".down", g, mm(m.FFN*m.Active, m.Hidden), ffn+h, h, exact, l.act)
+		x = add(g+".add2", g, 0, 3*h, h, exact, l.x1, down)
+		ls = append(ls, l)
+	}
+	norm := add("norm", "head", 0, 2*h, h, exact, x)
+	// The loss is computed in chunks with its gradient, as large vocabularies
+	// ask for; it keeps no logits.
+	loss := add("head+loss", "head", 3*mm(m.Hidden, m.Vocab), 3*h, h, exact, norm)
+	boundary := len(p.Ops) - 1
+	g := add("d.norm", "d.head", 0, 3*h, h, exact, loss, x)
+	for i := len(ls) - 1; i >= 0; i-- {
+		l := ls[i]
+		n := fmt.Sprintf("d.layers.%d", i)
+		add(n+".w_down", n, mm(m.FFN*m.Active, m.Hidden), ffn+h, 0, exact, l.act, g)
+		dact := add(n+".down", n, mm(m.FFN*m.Active, m.Hidden), ffn+h, ffn, exact, g)
+		dgu := add(n+".swiglu", n, 0, 5*ffn, 2*ffn, exact, l.gu, dact)
+		in := []int{l.n2, dgu}
+		if m.Active > 1 {
+			in = append(in, l.route)
+		}
+		add(n+".w_gate_up", n, mm(m.Hidden, 2*m.FFN*m.Active), h+2*ffn, 0, exact, in...)
+		dn2 := add(n+".gate_up", n, mm(m.Hidden, 2*m.FFN*m.Active), h+2*ffn, h, exact, dgu)
+		dx1 := add(n+".norm2", n, 0, 4*h, h, exact, l.x1, dn2, g)
+		add(n+".w_proj", n, mm(m.Heads*m.HeadDim, m.Hidden), q+h, 0, exact, l.a, dx1)
+		da := add(n+".proj", n, mm(m.Heads*m.HeadDim, m.Hidden), q+h, q, exact, dx1)
+		att := 5 * 2 * m.Batch * m.Heads * m.HeadDim * m.Sequence * m.Sequence / 2
+		dqkv := add(n+".attention", n, att, 4*q+4*kv, q+2*kv, exact, l.qkv, l.a, da)
+		add(n+".w_qkv", n, mm(m.Hidden, (m.Heads+2*m.KVHeads)*m.HeadDim), h+q+2*kv, 0, exact, l.n1, dqkv)
+		dn1 := add(n+".qkv", n, mm(m.Hidden, (m.Heads+2*m.KVHeads)*m.HeadDim), h+q+2*kv, h, exact, dqkv)
+		g = add(n+".norm1", n, 0, 4*h, h, exact, l.x, dn1, dx1)
+	}
+	add("d.embed", "d.embed", 0, 2*h, 0, exact, g)
+	return p, boundary
+}
+
+// models compares policies on the generated graphs.
+func models(ctx context.Context, opt Options, add func(Row)) error {
+	for _, m := range Models() {
+		p, boundary := m.Graph()
+		all := planner.SaveAll(p)
+		for _, share := range []int64{75, 50, 25, 10} {
+			budget := all.PeakBytes * share / 100
+			r := Row{Suite: "models", Case: m.Name, Ops: len(p.Ops), Budget: fmt.Sprintf("%d %%", share), Goal: "least of all policies"}
+			least := -1.0
+			for _, b := range planner.Baselines() {
+				plan, err := planner.PlanBaseline(ctx, p, b.Name, budget, boundary)
+				if errors.Is(err, planner.ErrOverBudget) {
+					continue
+				}
+				if err != nil {
+					return err
+				}
+				if r.Published != "" {
+					r.Published += ", "
+				}
+				r.Published += fmt.Sprintf("%s %.2f", b.Name, 100*plan.Overhead)
+				if o := 100 * plan.Overhead; least < 0 || o < least {
+					least = o
+				}
+			}
+			start := time.Now()
+			plan, err := planner.Solve(ctx, p, planner.Options{Budget: budget, Steps: opt.Steps})
+			r.Seconds = time.Since(start).Seconds()
+			if err != nil {
+				r.Error = err.Error()
+			} else {
+				r.fill(plan)
+				r.Met = least < 0 || r.Overhead <= least+1e-9
+			}
+			add(r)
+		}
+	}
+	return nil
+}
