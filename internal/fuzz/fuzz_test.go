@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"reprise/ir"
 	"reprise/runtime/exe"
 )
 
@@ -50,6 +51,24 @@ func number(name string, or uint64) uint64 {
 	return or
 }
 
+// smaller is the text of a program as small as can be found that fails like m does.
+func smaller(c *Checker, m *ir.Module, seed uint64, err error) string {
+	kind := func(err error) string {
+		s := err.Error()
+		for _, k := range []string{"against the interpreter", "against another budget", "is used before it is defined", "BUG", "panic", "is read before it is set", "arena"} {
+			if strings.Contains(s, k) {
+				return k
+			}
+		}
+		return s
+	}
+	small := Minimise(m, int(number("FUZZ_TRIES", 40)), func(m *ir.Module) bool {
+		got := guarded(func() error { return c.Check(context.Background(), m, rand.New(rand.NewPCG(seed, 1))) })
+		return got != nil && kind(got) == kind(err)
+	})
+	return small.String()
+}
+
 // TestCompiled grows programs from seeds 0, 1, 2 … until its time is up.
 func TestCompiled(t *testing.T) {
 	c := checker(t)
@@ -72,8 +91,7 @@ func TestCompiled(t *testing.T) {
 		}
 		done++
 		if err != nil {
-			t.Errorf("seed %d: %v", seed, err)
-			_ = os.WriteFile(fmt.Sprintf("%s/seed%d.ir", os.TempDir(), seed), []byte(m.String()), 0o666)
+			t.Errorf("seed %d: %v\n%s", seed, err, smaller(c, m, seed, err))
 		}
 	}
 	t.Logf("%d programs, %d refused, %v", done, refused, time.Since(start))

@@ -654,13 +654,18 @@ func (g *grouper) unitPiece(u *unit) *piece {
 
 func (g *grouper) place(p *piece, to ir.Mapping) {
 	f := g.b.Func
-	if p.op != nil {
-		p.op.Operands = to.All(p.op.Operands)
-		g.b.Append(p.op)
-		return
-	}
+	op := p.op
 	if len(p.ops) == 1 {
-		op := p.ops[0]
+		op = p.ops[0]
+	}
+	switch {
+	case op != nil && g.again[op]: // units that compute it again need it as it was
+		c := g.b.CloneOp(op, to)
+		for i, r := range op.Results {
+			to[r] = c.Results[i]
+		}
+		return
+	case op != nil:
 		op.Operands = to.All(op.Operands)
 		g.b.Append(op)
 		return
@@ -685,12 +690,12 @@ func (g *grouper) place(p *piece, to ir.Mapping) {
 	r.Results = inner.All(p.out)
 	loc := p.unit.root.Loc
 	def := g.t.Must("fused")
-	op, err := f.MakeOp(def, to.All(p.in), nil, []*ir.Block{r}, loc)
+	unit, err := f.MakeOp(def, to.All(p.in), nil, []*ir.Block{r}, loc)
 	if err != nil {
 		panic("BUG: " + err.Error())
 	}
-	g.b.Append(op)
+	g.b.Append(unit)
 	for i, v := range p.out {
-		to[v] = op.Results[i]
+		to[v] = unit.Results[i]
 	}
 }

@@ -6,6 +6,7 @@ package lower
 
 import (
 	"fmt"
+	"slices"
 
 	"reprise/internal/diag"
 	"reprise/ir"
@@ -191,6 +192,9 @@ func inlineConstant(op *ir.Op) bool {
 }
 
 func (p *program) lower() (*Lowered, error) {
+	if !slices.ContainsFunc(p.outs, func(v *ir.Value) bool { return v.Type.Len() > 0 }) {
+		return &Lowered{}, nil // no element, nothing to run
+	}
 	var reduces []*ir.Op
 	var contract *ir.Op
 	for _, o := range p.ops {

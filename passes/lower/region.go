@@ -220,9 +220,14 @@ func (p *program) lowerRows(reduces []*ir.Op) (*Lowered, error) {
 	rows, cols := tensor.Len(rowShape), tensor.Len(colShape)
 	rowsPerTile := max(1, tileElems/cols)
 	bd := newBody(p, p.name, max(1, ceilDiv(rows, rowsPerTile)))
+	// A single row has no loop: its values, which depend on no variable, stand in order.
 	r := kern.NewVar("r", dtype.I64)
-	bd.push(r)
-	rowIdx := bd.internAll(bd.unflatten(kern.Get(r), rowShape))
+	row := kern.I64(0)
+	if rows > 1 {
+		bd.push(r)
+		row = kern.Get(r)
+	}
+	rowIdx := bd.internAll(bd.unflatten(row, rowShape))
 	for _, level := range p.levels(reduces) {
 		bd.sweep(level, rowIdx, cols, colShape)
 	}
@@ -261,12 +266,14 @@ func (p *program) lowerRows(reduces []*ir.Op) (*Lowered, error) {
 		bd.emit(kern.Lane(c, kern.I64(cols), append(bd.pop(), stores...)...))
 	}
 	for _, i := range short {
-		bd.emit(bufs[i].Set(kern.Get(r), narrow(bd.value(p.outs[i], rowIdx), p.outs[i].Type.DType)))
+		bd.emit(bufs[i].Set(row, narrow(bd.value(p.outs[i], rowIdx), p.outs[i].Type.DType)))
 	}
-	lo := kern.Mul(kern.Get(bd.b.K.Tile), kern.I64(rowsPerTile))
-	hi := kern.Min(kern.Add(lo, kern.I64(rowsPerTile)), kern.I64(rows))
-	stmts := bd.pop()
-	bd.emit(&kern.For{Var: r, Lo: lo, Hi: hi, Step: 1, Body: stmts})
+	if rows > 1 {
+		lo := kern.Mul(kern.Get(bd.b.K.Tile), kern.I64(rowsPerTile))
+		hi := kern.Min(kern.Add(lo, kern.I64(rowsPerTile)), kern.I64(rows))
+		stmts := bd.pop()
+		bd.emit(&kern.For{Var: r, Lo: lo, Hi: hi, Step: 1, Body: stmts})
+	}
 	if at == nil {
 		bd.b.Do(bd.pop()...)
 		return &Lowered{Launches: []Launch{{Kern: bd.b.K, Args: bd.args}}}, nil
