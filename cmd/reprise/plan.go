@@ -7,6 +7,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,6 +20,7 @@ import (
 func (a *app) planCmd() *cobra.Command {
 	var f modelFlags
 	var out string
+	var pareto int
 	cmd := &cobra.Command{
 		Use:   "plan MODEL|GRAPH.json",
 		Short: "Plan a model or a graph file within a budget, without making code",
@@ -39,6 +41,15 @@ func (a *app) planCmd() *cobra.Command {
 			}
 			say, done := a.progress()
 			opt.Progress = say
+			if pareto > 0 {
+				c, err := compile.Pareto(cmd.Context(), m, opt, pareto)
+				done()
+				if err != nil {
+					return err
+				}
+				a.curve(c)
+				return nil
+			}
 			p, err := compile.Plan(cmd.Context(), m, opt)
 			done()
 			if err != nil {
@@ -63,7 +74,24 @@ func (a *app) planCmd() *cobra.Command {
 	}
 	f.register(cmd, true)
 	cmd.Flags().StringVarP(&out, "output", "o", "", "write the plan to this file")
+	cmd.Flags().IntVar(&pareto, "pareto", 0, "plan at so many budgets, from the smallest found to keeping everything")
+	cmd.Flags().Lookup("pareto").NoOptDefVal = "9"
 	return cmd
+}
+
+// curve prints memory against time.
+func (a *app) curve(c *compile.Curve) {
+	if a.json {
+		a.print(c)
+		return
+	}
+	w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "BUDGET\tOF ALL\tOVERHEAD\tAT LEAST\tRECOMPUTED")
+	for _, p := range c.Points {
+		fmt.Fprintf(w, "%s\t%.0f %%\t%.2f %%\t%.2f %%\t%d\n", compile.Bytes(p.ArenaBytes), 100*float64(p.ArenaBytes)/float64(c.SaveAllPeakBytes),
+			100*p.Overhead, 100*(p.Overhead-p.Gap), p.Recomputed)
+	}
+	_ = w.Flush()
 }
 
 // writeFile replaces a file whole or not at all.
