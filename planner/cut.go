@@ -258,9 +258,15 @@ func (c *cut) maximise(start int64, maxEvals int) cutBest {
 		switch {
 		case !best.fits:
 			if p >= c.maxP {
-				// Memory costs more than anything: what is kept is the least
-				// there can be.
-				return best
+				// The scale leaves no room for a higher price. With a coarser
+				// one there is, until memory outweighs everything.
+				if c.q < 1<<8 {
+					return best
+				}
+				c.q >>= 6
+				best.over = cutPoint{}
+				p = max(1, p>>3)
+				continue
 			}
 			if p > c.maxP/8 {
 				next = c.maxP

@@ -104,12 +104,8 @@ func (c *cut) integer(start int64, enough int64, maxEvals int, stop func() bool)
 					next = mulDiv(num, c.q, den)
 				}
 			case haveO:
-				if p >= c.maxP {
-					// At this price memory outweighs everything, and still
-					// too much is kept: the branch is empty unless prices
-					// beyond the scale help; leave it open without a split.
-					return true
-				}
+				// At the highest price this is equal to p, and the branch is
+				// left to be split.
 				next = min(c.maxP, p*4)
 			default:
 				next = 0
