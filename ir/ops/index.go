@@ -191,10 +191,11 @@ func (a *accTensor) tensor() *tensor.Tensor {
 func takeGradKern(op *ir.Op) ([]ir.KernelUse, error) {
 	p, n, q := takeGradDims(op)
 	size := op.Attrs.Int("size")
-	width := int64(kern.Lanes) * max(1, q/kern.Lanes/16)
-	strips := ceilDiv(q, width)
-	// Rows are cut too where there would be little to share out; each range reads all indices.
-	ranges := min(size, max(1, 8/max(1, p*strips)))
+	// Tiles are ranges of whole rows, which are written from end to end; each range reads all
+	// indices, so there are no more than share the work out.
+	width := min(q, 4096)
+	strips := ceilDiv(q, max(width, 1))
+	ranges := min(size, max(1, min(64, max(8, size*q/65536))/max(1, p*strips)))
 	rows := ceilDiv(size, ranges)
 	ranges = ceilDiv(size, rows)
 	b := kern.NewBuilder("take_grad", p*strips*ranges)
