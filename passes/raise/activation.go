@@ -163,11 +163,14 @@ func (m *match) geluOf(t, x *ir.Value, d dtype.Type) (w write) {
 			c := math.Sqrt(2 / math.Pi)
 			approx, inner = "tanh", map[mono]float64{{1, 0}: c, {3, 0}: 0.044715 * c}
 		}
+		sign := 1.0 // both functions are odd: 1 - erf(-u) is as good
 		if !is(arg, inner, d) {
-			return false
+			if sign = -1; !is(combine(nil, arg, -1), inner, d) {
+				return false
+			}
 		}
 		outer, ok := m.poly(m.root.Results[0], x, t)
-		if !ok || !is(outer, map[mono]float64{{1, 0}: 0.5, {1, 1}: 0.5}, d) {
+		if !ok || !is(outer, map[mono]float64{{1, 0}: 0.5, {1, 1}: sign * 0.5}, d) {
 			return false
 		}
 		w = call("gelu", []*ir.Value{x}, ir.A("approx", approx))

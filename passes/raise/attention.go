@@ -38,12 +38,17 @@ type attend struct {
 	repeat  int64 // how often
 	scale   float64
 	causal  bool
-	drop    *ir.Op // dropout of the probabilities, or nil
-	dropped []int  // labels of its dimensions in order
-	out     []int  // labels of the root's dimensions in order
+	parts   map[int][]int // labels of dimensions that are also seen as one, with the one's label
+	split   map[int]bool  // the ones that q, k and v have in parts
+	drop    *ir.Op        // dropout of the probabilities, or nil
+	dropped []int         // labels of its dimensions in order
+	out     []int         // labels of the root's dimensions in order
 }
 
 const missing = -9
+
+// firstPart is the least label of a part.
+const firstPart = 100
 
 // attention: softmax(q·kᵀ·scale, masked) · v, each of q, k and v with its dimensions in any order; grouped
 // heads by repeating k and v or by a further dimension of q. In f32, as the op is.
@@ -52,7 +57,7 @@ func attention(m *match) write {
 		return nil
 	}
 	for side := range 2 {
-		a := &attend{m: m, size: map[int]int64{}, scale: 1, i: missing, g: missing, rep: missing}
+		a := &attend{m: m, size: map[int]int64{}, parts: map[int][]int{}, split: map[int]bool{}, scale: 1, i: missing, g: missing, rep: missing}
 		if m.try(func() bool { return a.match(side) }) {
 			return a.write
 		}
@@ -138,23 +143,181 @@ func (a *attend) through(o operand) operand {
 	}
 }
 
+// splitAt reports whether many is one with dimension d cut into several: how many.
+func splitAt(many, one []int64, d int) (n int, ok bool) {
+	if n = len(many) - len(one) + 1; n < 2 || d >= len(one) {
+		return 0, false
+	}
+	return n, slices.Equal(many[:d], one[:d]) && slices.Equal(many[d+n:], one[d+1:]) && volume(many[d:d+n]) == one[d]
+}
+
+func volume(shape []int64) int64 {
+	n := int64(1)
+	for _, d := range shape {
+		n *= d
+	}
+	return n
+}
+
+// partsOf is the labels of the parts of l in the given sizes; nil where it has others.
+func (a *attend) partsOf(l int, sizes []int64) []int {
+	ps := a.parts[l]
+	if ps == nil {
+		for _, n := range sizes {
+			ps = append(ps, firstPart+len(a.size))
+			a.size[ps[len(ps)-1]] = n
+		}
+		a.parts[l] = ps
+	}
+	if len(ps) != len(sizes) {
+		return nil
+	}
+	for i, p := range ps {
+		if a.size[p] != sizes[i] {
+			return nil
+		}
+	}
+	return ps
+}
+
+// down is through, and also looks through reshapes that cut a batch dimension or join its parts.
+func (a *attend) down(o operand) operand {
+	for {
+		o = a.through(o)
+		op := a.m.op(o.v, "reshape")
+		if op == nil {
+			return o
+		}
+		label := a.reshaped(op, o.label)
+		if label == nil {
+			a.m.in = a.m.in[:len(a.m.in)-1]
+			return o
+		}
+		o = operand{op.Operands[0], label}
+	}
+}
+
+// reshaped is the labels of a reshape's operand from those of its result.
+func (a *attend) reshaped(op *ir.Op, label []int) []int {
+	x, r := op.In(0).Shape, op.Out(0).Shape
+	for d, l := range label {
+		if n, ok := splitAt(x, r, d); ok && slices.Contains(a.batch, l) {
+			if ps := a.partsOf(l, x[d:d+n]); ps != nil {
+				return slices.Concat(label[:d], ps, label[d+1:])
+			}
+		}
+	}
+	for d := range x {
+		if n, ok := splitAt(r, x, d); ok {
+			for _, l := range a.batch {
+				if ps := a.parts[l]; ps != nil && slices.Equal(ps, label[d:d+n]) {
+					return slices.Concat(label[:d], []int{l}, label[d+n:])
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// unjoin finds q, k and v with a batch dimension in parts, as batch and heads, where all three have been
+// reshaped to join them.
+func (a *attend) unjoin() (rep int, times int64) {
+	rep = missing
+	for _, b := range slices.Clone(a.batch) {
+		a.m.try(func() bool {
+			q, ps := a.inParts(a.q, b)
+			if ps == nil {
+				return false
+			}
+			var kv [2]operand
+			var reps [2]int
+			var many [2]int64
+			for i, o := range []operand{a.k, a.v} {
+				n := len(a.m.in)
+				var same []int
+				if kv[i], same = a.inParts(o, b); same != nil {
+					reps[i] = missing
+					continue
+				}
+				a.m.in = a.m.in[:n]
+				if kv[i], reps[i], many[i] = a.repeatedParts(o, b, ps); reps[i] == missing {
+					return false
+				}
+			}
+			if reps[0] != reps[1] || many[0] != many[1] || reps[0] != missing && rep != missing {
+				return false
+			}
+			if reps[0] != missing {
+				rep, times = reps[0], many[0]
+			}
+			a.q, a.k, a.v = q, kv[0], kv[1]
+			i := slices.Index(a.batch, b)
+			a.batch = slices.Replace(a.batch, i, i+1, ps...)
+			a.split[b] = true
+			return true
+		})
+	}
+	return rep, times
+}
+
+// inParts matches an operand that was reshaped to join the parts of b.
+func (a *attend) inParts(o operand, b int) (operand, []int) {
+	op := a.m.op(o.v, "reshape")
+	if op == nil {
+		return o, nil
+	}
+	d := slices.Index(o.label, b)
+	n, ok := splitAt(op.In(0).Shape, op.Out(0).Shape, d)
+	if !ok {
+		return o, nil
+	}
+	ps := a.partsOf(b, op.In(0).Shape[d:d+n])
+	if ps == nil {
+		return o, nil
+	}
+	return a.through(operand{op.Operands[0], slices.Concat(o.label[:d], ps, o.label[d+1:])}), ps
+}
+
+// repeatedParts matches an operand whose heads were repeated, and then joined with the batch.
+func (a *attend) repeatedParts(o operand, b int, ps []int) (w operand, label int, times int64) {
+	op := a.m.op(o.v, "reshape")
+	d := slices.Index(o.label, b)
+	if op == nil {
+		return o, missing, 0
+	}
+	n, ok := splitAt(op.In(0).Shape, op.Out(0).Shape, d)
+	if !ok || n != len(ps)+1 {
+		return o, missing, 0
+	}
+	in := op.In(0).Shape[d : d+n]
+	for i, p := range ps[:len(ps)-1] {
+		if in[i] != a.size[p] {
+			return o, missing, 0
+		}
+	}
+	if in[n-2]*in[n-1] != a.size[ps[len(ps)-1]] {
+		return o, missing, 0
+	}
+	return a.unrepeat(op.Operands[0], d+n-2, slices.Concat(o.label[:d], ps, o.label[d+1:]))
+}
+
 // probabilities matches from the last contraction's operand down to q and k.
 func (a *attend) probabilities(p operand, free []int) bool {
 	m := a.m
-	p = a.through(p)
+	p = a.down(p)
 	if op := m.op(p.v, "dropout"); op != nil {
 		if len(op.Operands) > 1 {
 			a.drop, a.dropped = op, p.label
 		} else if op.Attrs.Float("p") != 0 {
 			return false
 		}
-		p = a.through(operand{op.Operands[0], p.label})
+		p = a.down(operand{op.Operands[0], p.label})
 	}
 	sm := m.op(p.v, "softmax")
 	if sm == nil || p.label[sm.Attrs.Int("axis")] != a.j {
 		return false
 	}
-	s := a.through(operand{sm.Operands[0], p.label})
+	s := a.down(operand{sm.Operands[0], p.label})
 	for {
 		if op := m.op(s.v, "contract"); op != nil {
 			return op.Out(0).DType == dtype.F32 && a.scores(op, s.label)
@@ -170,7 +333,7 @@ func (a *attend) probabilities(p operand, free []int) bool {
 		} else {
 			return false
 		}
-		s = a.through(s)
+		s = a.down(s)
 	}
 }
 
@@ -267,39 +430,73 @@ func (a *attend) heads(free []int) bool {
 			a.g = free[1]
 		}
 	}
+	if a.g == missing {
+		a.rep, a.repeat = a.unjoin()
+	}
 	k, kRep, kTimes := a.repeated(a.k)
 	v, vRep, vTimes := a.repeated(a.v)
-	if kRep != missing && kRep == vRep && kTimes == vTimes && a.g == missing {
+	if a.rep == missing && kRep != missing && kRep == vRep && kTimes == vTimes && a.g == missing {
 		a.k, a.v, a.rep, a.repeat = k, v, kRep, kTimes
 	}
-	return !a.causal || a.size[a.i] <= a.size[a.j]
+	return (!a.causal || a.size[a.i] <= a.size[a.j]) && a.sameMask()
+}
+
+// apart is labels with parts in the place of the ones.
+func (a *attend) apart(labels []int) (out []int) {
+	for _, l := range labels {
+		if ps := a.parts[l]; ps != nil {
+			out = append(out, ps...)
+		} else {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
+// sameMask: dropout's random numbers are counted over batch, heads, queries and keys, in that order, as the
+// op counts them.
+func (a *attend) sameMask() bool {
+	if a.drop == nil || a.drop.Attrs.Float("p") == 0 {
+		return true
+	}
+	batch, heads := a.order()
+	want := slices.Concat(batch, heads, []int{a.g, a.i, a.j})
+	short := func(l int) bool { return l == missing || a.size[l] == 1 }
+	return slices.Equal(slices.DeleteFunc(a.apart(want), short), slices.DeleteFunc(a.apart(a.dropped), short))
 }
 
 // repeated matches a value that repeats each head of another a number of times.
 func (a *attend) repeated(o operand) (w operand, label int, times int64) {
 	m := a.m
 	n := len(m.in)
+	if r := m.op(o.v, "reshape"); r != nil {
+		in, out := r.In(0).Shape, r.Out(0).Shape
+		for at := range out {
+			if k, ok := splitAt(in, out, at); ok && k == 2 && slices.Contains(a.batch, o.label[at]) {
+				if w, label, times = a.unrepeat(r.Operands[0], at, o.label); label != missing {
+					return w, label, times
+				}
+			}
+		}
+	}
+	m.in = m.in[:n]
+	return o, missing, 0
+}
+
+// unrepeat matches a broadcast along a new dimension at+1, where label has what is seen with dimensions at and
+// at+1 as one.
+func (a *attend) unrepeat(v *ir.Value, at int, label []int) (w operand, rep int, times int64) {
+	m := a.m
+	n := len(m.in)
 	fail := func() (operand, int, int64) {
 		m.in = m.in[:n]
-		return o, missing, 0
+		return operand{}, missing, 0
 	}
-	r := m.op(o.v, "reshape")
-	if r == nil {
+	b := m.op(v, "broadcast")
+	if b == nil || b.Out(0).Rank() != len(label)+1 {
 		return fail()
 	}
-	b := m.op(r.Operands[0], "broadcast")
-	if b == nil || b.Out(0).Rank() != len(o.label)+1 {
-		return fail()
-	}
-	in, out := b.Out(0).Shape, r.Out(0).Shape
-	at := 0
-	for at < len(out) && in[at] == out[at] {
-		at++
-	}
-	if at == len(out) || in[at]*in[at+1] != out[at] || !slices.Equal(in[at+2:], out[at+1:]) || !slices.Contains(a.batch, o.label[at]) {
-		return fail()
-	}
-	x := b.Operands[0]
+	in, x := b.Out(0).Shape, b.Operands[0]
 	w = operand{v: x}
 	for i, d := range b.Attrs.Ints("dims") {
 		switch {
@@ -308,16 +505,17 @@ func (a *attend) repeated(o operand) (w operand, label int, times int64) {
 		case int(d) == at+1 || x.Type.Shape[i] != in[d]:
 			return fail()
 		case int(d) > at:
-			w.label = append(w.label, o.label[d-1])
+			w.label = append(w.label, label[d-1])
 		default:
-			w.label = append(w.label, o.label[d])
+			w.label = append(w.label, label[d])
 		}
 	}
-	times = in[at+1]
-	if slices.Contains(w.label, dropLabel) {
+	if len(w.label) < len(label) {
+		return fail() // repeated along something else too
+	}
+	if k := slices.Index(w.label, dropLabel); k >= 0 {
 		// Without the dimension of size 1, if the value had none before.
 		if r := m.op(x, "reshape"); r != nil {
-			k := slices.Index(w.label, dropLabel)
 			if slices.Equal(r.In(0).Shape, slices.Delete(slices.Clone(x.Type.Shape), k, k+1)) {
 				w = operand{r.Operands[0], slices.Delete(w.label, k, k+1)}
 			} else {
@@ -325,7 +523,7 @@ func (a *attend) repeated(o operand) (w operand, label int, times int64) {
 			}
 		}
 	}
-	return a.through(w), o.label[at], times
+	return a.through(w), label[at], in[at+1]
 }
 
 // order is the batch labels: those that become the op's batch, and those that become its heads.
@@ -365,6 +563,14 @@ func (a *attend) write(b *ir.Builder, val func(*ir.Value) *ir.Value) *ir.Value {
 		}
 		return n
 	}
+	to := []int{}
+	for _, l := range a.out {
+		if a.split[l] {
+			to = append(to, a.parts[l]...)
+		} else {
+			to = append(to, l)
+		}
+	}
 	group := []int{}
 	if a.g != missing {
 		group = []int{a.g}
@@ -403,7 +609,7 @@ func (a *attend) write(b *ir.Builder, val func(*ir.Value) *ir.Value) *ir.Value {
 			shape[d] = q.Type.Shape[3]
 		}
 	}
-	return permuted(b, reshaped(b, out, shape...), label, a.out)
+	return reshaped(b, permuted(b, reshaped(b, out, shape...), label, to), a.m.root.Out(0).Shape...)
 }
 
 // permuted brings dimensions from one order of labels to another.

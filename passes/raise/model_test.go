@@ -359,6 +359,32 @@ func TestAttention(t *testing.T) {
 		p := b.Op("dropout", []V{softmax(b, s), x[3]}, ir.A("p", 0.3), ir.A("rng", 7))
 		return []V{b.contract(p, x[2], []int64{0}, []int64{0}, []int64{2}, []int64{1})}
 	}, "attention", "causal=true", true})
+	// As torch exports it: batch and heads joined for the products, apart for the mask.
+	joined := func(b g, x V) V { // [B,T,H,D] to [B·H,T,D]
+		s := x.Type.Shape
+		return b.reshape(b.transpose(x, 0, 2, 1, 3), s[0]*s[2], s[1], s[3])
+	}
+	products := func(b g, q, k, v, key V, B, H, T int64) V {
+		s := b.contract(q, k, []int64{0}, []int64{0}, []int64{2}, []int64{2})
+		s = hide(b, b.times(b.reshape(s, B, H, T, T), scale), math.Inf(-1))
+		p := softmax(b, s)
+		if key != nil {
+			p = b.Op("dropout", []V{p, key}, ir.A("p", 0.3), ir.A("rng", 7))
+		}
+		y := b.contract(b.reshape(p, B*H, T, T), v, []int64{0}, []int64{0}, []int64{2}, []int64{1})
+		return b.transpose(b.reshape(y, B, H, T, 4), 0, 2, 1, 3)
+	}
+	is("joined", h, "causal=true", func(b g, q, k, v, key V) V {
+		return products(b, joined(b, q), joined(b, k), joined(b, v), key, 2, 3, 5)
+	})
+	is("joined/repeated", grouped, "causal=true", func(b g, q, k, v, key V) V {
+		rep := func(x V) V { // [B,T,KV,D] to [B·H,T,D]
+			y := b.transpose(x, 0, 2, 1, 3)
+			y = b.un("broadcast", b.reshape(y, 2, 2, 1, 5, 4), ir.A("shape", []int64{2, 2, 3, 5, 4}), ir.A("dims", []int64{0, 1, 2, 3, 4}))
+			return b.reshape(b.reshape(y, 2, 6, 5, 4), 12, 5, 4)
+		}
+		return products(b, joined(b, q), rep(k), rep(v), nil, 2, 6, 5)
+	})
 	two := ir.T(dtype.F32, 5, 4)
 	cases = append(cases, pat{"one head", []ir.Type{two, two, two}, func(b g, x []V) []V {
 		s := hide(b, b.times(b.contract(x[0], x[1], nil, nil, []int64{1}, []int64{1}), scale), -1e9)
@@ -372,6 +398,12 @@ func TestAttention(t *testing.T) {
 	not("scores read elsewhere", h, func(b g, q, k, v, key V) []V {
 		s := scores(b, q, k)
 		return []V{weigh(b, softmax(b, b.times(s, scale)), v), s}
+	})
+	not("dropout counted otherwise", h, func(b g, q, k, v, key V) []V {
+		p := b.transpose(softmax(b, b.times(scores(b, q, k), scale)), 1, 0, 2, 3)
+		p = b.Op("dropout", []V{p, key}, ir.A("p", 0.3), ir.A("rng", 7))
+		y := b.contract(p, v, []int64{1, 0}, []int64{0, 2}, []int64{3}, []int64{1})
+		return []V{b.transpose(y, 0, 2, 1, 3)}
 	})
 	not("other mask", h, func(b g, q, k, v, key V) []V {
 		s := scores(b, q, k)
@@ -401,6 +433,12 @@ func TestAttention(t *testing.T) {
 		return []V{b.add(y, y)}
 	})
 	run(t, cases[:len(cases)-1])
+	// Whatever way the heads went, the op reads q, k and v as they lie.
+	for _, c := range cases {
+		if strings.HasPrefix(c.name, "joined") || c.name == "plain" || c.name == "transposed to heads first" || c.name == "grouped/repeated" {
+			require.Equal(t, []string{"attention"}, names(check(t, c)), c.name)
+		}
+	}
 	// The last one pairs heads with batches: it is another attention, whose v is laid out otherwise. Whatever
 	// becomes of it, it means the same.
 	before := program(t, cases[len(cases)-1].params, cases[len(cases)-1].body)

@@ -57,9 +57,13 @@ func Run(m *ir.Module, t *ir.Table) (err error) {
 		changed = block(f.Body, t) || changed
 		f.Renumber()
 	}
-	if changed {
-		return canon.Run(m, t)
+	if !changed {
+		return nil
 	}
+	if err := canon.Run(m, t); err != nil {
+		return err
+	}
+	dce.Run(m)
 	return nil
 }
 

@@ -282,6 +282,9 @@ func TestActivations(t *testing.T) {
 		y := b.times(b.mul(x, x), 0.3)
 		return b.mul(b.times(y, 0.5), b.plus(erf(b, y), 1))
 	}), "gelu", "", false})
+	is("gelu/complement", "gelu", "", func(b g, x V) V {
+		return b.times(b.mul(x, b.sub(b.like(x, 1), b.un("erf", b.times(b.neg(x), math.Sqrt(0.5))))), 0.5)
+	})
 	not("gelu/other constant", func(b g, x []V) []V {
 		return []V{b.mul(b.times(x[0], 0.5), b.plus(b.un("erf", b.times(x[0], 0.7)), 1))}
 	})
