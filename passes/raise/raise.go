@@ -76,23 +76,25 @@ func block(b *ir.Block, t *ir.Table) bool {
 			}
 		}
 	}
+	s := newScope(b)
 	for _, r := range rounds() {
-		if once(b, t, r) {
+		if s.once(t, r) {
 			dce.Block(b)
 			changed = true
+			s = newScope(b)
 		}
 	}
 	return changed
 }
 
-// scope is what matches of one round in one block share.
+// scope is what the matches of a block share, until something is raised.
 type scope struct {
 	b       *ir.Block
 	pos     map[*ir.Op]int
 	readers map[*ir.Value][]*ir.Op
 	result  map[*ir.Value]bool
 	rep     map[*ir.Value]*ir.Value // the first value that is computed the same way
-	taken   map[*ir.Op]bool         // inside a match of this round
+	taken   map[*ir.Op]bool         // inside a match that was found
 }
 
 func newScope(b *ir.Block) *scope {
@@ -152,9 +154,9 @@ func (s *scope) same(v *ir.Value) *ir.Value {
 // eq reports whether u and v are the same computation.
 func (s *scope) eq(u, v *ir.Value) bool { return s.same(u) == s.same(v) }
 
-// once runs one round over a block; later roots first, so that the largest match wins.
-func once(b *ir.Block, t *ir.Table, patterns []pattern) bool {
-	s := newScope(b)
+// once runs one round over the block; later roots first, so that the largest match wins.
+func (s *scope) once(t *ir.Table, patterns []pattern) bool {
+	b := s.b
 	found := map[*ir.Op]write{}
 	for i := len(b.Ops) - 1; i >= 0; i-- {
 		op := b.Ops[i]
