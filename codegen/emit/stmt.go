@@ -468,12 +468,12 @@ func (f *Func) Set(v *kern.Var, x value.Value) {
 // unrolled loop, in variables of one vector each.
 type reduction struct {
 	red    kern.Red
-	mem    value.Value   // [64 x T]*
+	mem    value.Value   // [64 x T]*, bools as bytes
 	direct []value.Value // <w x T>*, one per vector of a block; nil where not unrolled
 }
 
 func (f *Func) partial(r *reduction, offset value.Value, w int) value.Value {
-	t := Elem(r.red.Var.DType)
+	t := Mem(r.red.Var.DType)
 	p := f.Block.NewGetElementPtr(types.NewArray(kern.Lanes, t), r.mem, I64(0), offset)
 	return f.Block.NewBitCast(p, types.NewPointer(Vec(t, w)))
 }
@@ -487,12 +487,20 @@ func (f *Func) join(r kern.Red, x, y value.Value) value.Value {
 	return f.operation(e, []*operand{o, o}, []value.Value{x, y}, w)
 }
 
-// accumulate joins values to the partials at p.
+// accumulate joins values to the partials at p, in memory or in a variable.
 func (f *Func) accumulate(r kern.Red, p, x, mask value.Value) {
-	old := f.Block.NewLoad(x.Type(), p)
+	t := p.Type().(*types.PointerType).ElemType
+	bytes := !t.Equal(x.Type()) // bools in memory
+	old := value.Value(f.Block.NewLoad(t, p))
+	if bytes {
+		old = f.fromMem(r.Var.DType, old)
+	}
 	now := f.join(r, old, x)
 	if mask != nil {
 		now = f.Block.NewSelect(mask, now, old)
+	}
+	if bytes {
+		now = f.toMem(r.Var.DType, now)
 	}
 	f.Block.NewStore(now, p)
 }
@@ -504,9 +512,12 @@ func (f *Func) strip(s *kern.Strip) {
 	defer f.setSpan(s.Var, span{}, false)
 	var reds []*reduction
 	for _, r := range s.Reds {
-		t := Elem(r.Var.DType)
-		x := &reduction{red: r, mem: f.Alloca(types.NewArray(kern.Lanes, t))}
-		start := Literal(r.Var.DType, kern.Lanes, r.Kind.Start(r.Var.DType))
+		x := &reduction{red: r, mem: f.Alloca(types.NewArray(kern.Lanes, Mem(r.Var.DType)))}
+		t := r.Var.DType
+		if t == dtype.Bool {
+			t = dtype.U8
+		}
+		start := Literal(t, kern.Lanes, r.Kind.Start(r.Var.DType))
 		f.Block.NewStore(start, f.Block.NewBitCast(x.mem, types.NewPointer(start.Type()))).Align = 64
 		reds = append(reds, x)
 	}
@@ -613,7 +624,7 @@ func (f *Func) fullSteps(b *body64, start, end value.Value, step int64, reds []*
 	})
 	for _, r := range reds {
 		for i, p := range r.direct {
-			x := f.Block.NewLoad(Type(r.red.Var.DType, b.w), p)
+			x := f.toMem(r.red.Var.DType, f.Block.NewLoad(Type(r.red.Var.DType, b.w), p))
 			f.Block.NewStore(x, f.partial(r, I64(int64(i*b.w)), b.w))
 		}
 	}
@@ -621,9 +632,8 @@ func (f *Func) fullSteps(b *body64, start, end value.Value, step int64, reds []*
 
 // tree joins the 64 partials pairwise and sets the reduction's variable.
 func (f *Func) tree(r *reduction) {
-	t := Elem(r.red.Var.DType)
-	all := Vec(t, kern.Lanes)
-	x := value.Value(f.Block.NewLoad(all, f.Block.NewBitCast(r.mem, types.NewPointer(all))))
+	all := Vec(Mem(r.red.Var.DType), kern.Lanes)
+	x := f.fromMem(r.red.Var.DType, f.Block.NewLoad(all, f.Block.NewBitCast(r.mem, types.NewPointer(all))))
 	for w := kern.Lanes / 2; w > 0; w /= 2 {
 		half := func(from int) value.Value {
 			if w == 1 {
