@@ -279,6 +279,8 @@ func (p *contractPacker) alongK() {
 		d := c[0]
 		offs := last(p.min(p.w, p.sub(p.n, col)))
 		base := p.gep(p.st, p.from, p.mul(col, p.ws))
+		// The rows of the next panel are new streams to the hardware: ask for them here.
+		ahead := p.mul(p.w, p.ws)
 		block := func(k, mask value.Value) {
 			at := p.gep(p.st, base, k)
 			row := k // packed row
@@ -286,6 +288,9 @@ func (p *contractPacker) alongK() {
 				row = p.cur.NewLShr(k, contractInt(1))
 			}
 			out := p.gep(p.et, d, p.mul(row, p.stride()))
+			for _, off := range offs {
+				p.prefetchL2(p.gep(p.st, p.gep(p.st, at, ahead), off))
+			}
 			groups := make([][]value.Value, W/sub)
 			for g := range groups {
 				vs := make([][]value.Value, sub)
