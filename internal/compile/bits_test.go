@@ -16,6 +16,7 @@ import (
 	"reprise/internal/compile"
 	"reprise/ir"
 	"reprise/runtime"
+	"reprise/runtime/exe"
 )
 
 // small are the builtin models at sizes that compile and run in a blink, with odd shapes, dropout and
@@ -53,10 +54,27 @@ func budget(t testing.TB, s string) compile.Budget {
 	return b
 }
 
+// libraryDriver is compiled once for all tests.
+var libraryDriver = func() func(t testing.TB) *exe.Driver {
+	var once sync.Once
+	var d *exe.Driver
+	var err error
+	return func(t testing.TB) *exe.Driver {
+		once.Do(func() {
+			var dir string
+			if dir, err = os.MkdirTemp("", "reprise-test-driver-"); err == nil {
+				d, err = exe.CompileDriver(context.Background(), dir, true)
+			}
+		})
+		require.NoError(t, err)
+		return d
+	}
+}()
+
 // library compiles m to a shared library in a directory of the test.
 func library(t testing.TB, m *frontend.Model, o compile.Options) (path string, p *compile.Program) {
 	t.Helper()
-	o.NoMinimum, o.Shared = true, true
+	o.NoMinimum, o.Shared, o.Driver, o.PlanSteps = true, true, libraryDriver(t), sweepSteps
 	path = filepath.Join(t.TempDir(), "m.so")
 	p, err := compile.Make(context.Background(), m, o, path)
 	require.NoError(t, err)
@@ -116,7 +134,7 @@ func TestSameBits(t *testing.T) {
 			for _, threads := range []int{2, 3} {
 				assert.Equal(t, want, run(t, lib, m, steps, threads), "%d threads", threads)
 			}
-			least, err := compile.Plan(context.Background(), m, compile.Options{Budget: compile.Budget{Min: true}})
+			least, err := compile.Plan(context.Background(), m, compile.Options{Budget: compile.Budget{Min: true}, PlanSteps: sweepSteps})
 			require.NoError(t, err)
 			lo, hi := least.Report.MinBudgetBytes, all.Report.ArenaBytes
 			assert.Less(t, lo, hi)
@@ -151,13 +169,13 @@ func TestCompilationIsPure(t *testing.T) {
 			return err.Error()
 		}
 		bg, _ := compile.ParseBudget(b)
-		p, err := compile.Make(context.Background(), m, compile.Options{Budget: bg, NoMinimum: true}, filepath.Join(t.TempDir(), "m"))
+		p, err := compile.Make(context.Background(), m, compile.Options{Budget: bg, NoMinimum: true, PlanSteps: sweepSteps}, filepath.Join(t.TempDir(), "m"))
 		if err != nil {
 			return err.Error()
 		}
 		return p.Report.BinarySHA256
 	}
-	budgets := []string{"100%", "70%"}
+	budgets := []string{"100%", "min"}
 	alone := map[string]string{}
 	for _, s := range specs {
 		for _, b := range budgets {

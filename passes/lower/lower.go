@@ -12,7 +12,7 @@ import (
 	"reprise/ir"
 	"reprise/ir/dtype"
 	"reprise/ir/kern"
-	"reprise/ir/ops/convref"
+	"reprise/ir/ops"
 )
 
 // RefKind says what a kernel argument is.
@@ -83,11 +83,9 @@ func lowerOp(op *ir.Op) (*Lowered, error) {
 	case op.Name() == "attention" || op.Name() == "attention_grad":
 		return attention(op)
 	case op.Name() == "conv" && op.In(0).DType == dtype.F32 && op.In(1).DType == dtype.F32:
-		c, err := convref.Of(op)
-		if err != nil {
-			return nil, err
+		if c := ops.ConvKernel(op); c != nil {
+			return &Lowered{Launches: []Launch{{Conv: c, Args: []Ref{{Operand, 0}, {Operand, 1}, {Result, 0}}}}}, nil
 		}
-		return &Lowered{Launches: []Launch{{Conv: c, Args: []Ref{{Operand, 0}, {Operand, 1}, {Result, 0}}}}}, nil
 	case op.Def.Kern != nil:
 		uses, err := op.Def.Kern(op)
 		if err != nil {

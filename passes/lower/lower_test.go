@@ -23,8 +23,13 @@ import (
 // interpreter, and the contraction family by its definition, against the ops' reference.
 func TestKernelsEqualInterpreter(t *testing.T) {
 	for _, spec := range []string{
-		"builtin:mlp", "builtin:gpt,layers=1,d=64,heads=2,seq=70,batch=2,vocab=33,dropout=0.2",
-		"builtin:llama,layers=1,d=32,heads=4,kv=2,seq=8,batch=2", "builtin:cnn", "builtin:resnet", "builtin:lstm", "builtin:moe",
+		"builtin:mlp,in=20,hidden=37,layers=2,batch=6,dropout=0.3",
+		"builtin:gpt,layers=1,d=64,heads=2,seq=70,batch=2,vocab=33,dropout=0.2",
+		"builtin:llama,layers=1,d=32,heads=4,kv_heads=2,seq=8,batch=2,vocab=33",
+		"builtin:cnn,size=12,width=4,batch=3,dropout=0.2",
+		"builtin:resnet,size=8,width=4,blocks=1,batch=3",
+		"builtin:lstm,batch=3,seq=4,d=24,hidden=20,vocab=30",
+		"builtin:moe,layers=1,d=16,heads=2,seq=8,batch=2,experts=3,vocab=11",
 	} {
 		for _, train := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/train=%v", spec, train), func(t *testing.T) {
