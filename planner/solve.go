@@ -344,7 +344,7 @@ func (s *search) allowance() int64 {
 	if s.opt.Steps > 0 {
 		return s.opt.Steps
 	}
-	return max(800_000, 80*int64(s.m.n))
+	return 800_000 + 80*int64(s.m.n)
 }
 
 // integer branches on the best cut, and lets greedy keep what each of the
@@ -374,7 +374,7 @@ func (s *search) integer() {
 					weight[u] = w
 				}
 			}
-			s.weighted(weight, "integer-")
+			s.weighted(weight, "integer-", s.allowance()*8/10)
 			if s.stopped() && s.best != nil {
 				return
 			}
@@ -382,11 +382,11 @@ func (s *search) integer() {
 	}
 }
 
-// weighted runs every greedy variant with weights.
-func (s *search) weighted(weight []float64, prefix string) {
+// weighted runs every greedy variant with weights, until limit steps in all.
+func (s *search) weighted(weight []float64, prefix string, limit int64) {
 	for _, o := range s.orders {
 		for _, v := range greedyVariants {
-			if s.stopped() || s.steps >= s.allowance() || (s.best == nil && s.steps >= s.allowance()/8) {
+			if s.stopped() || s.steps >= limit || (s.best == nil && s.steps >= s.allowance()/8) {
 				return
 			}
 			s.offer(s.greedy(o, s.opt.Budget, v, weight), prefix+v.name)
@@ -438,10 +438,17 @@ func (s *search) anneal() {
 		share := left / int64(2*len(s.orders))
 		var list []*chain
 		for k, o := range s.orders {
+			if s.best == nil || s.cost-s.lower > s.m.base/20 {
+				// Far from everything known: half of it much hotter.
+				list = append(list,
+					&chain{seq: o, moves: share / 2, hot: 0.5, cold: 0.003, seed: uint64(100 + k)},
+					&chain{seq: o, moves: share / 2, hot: 3, cold: 0.01, seed: uint64(200 + k)})
+				continue
+			}
 			list = append(list, &chain{seq: o, moves: share, hot: 0.5, cold: 0.003, seed: uint64(100 + k)})
 		}
 		chains(list)
-		left -= share * int64(len(list))
+		left -= share * int64(len(s.orders))
 	}
 	// Three rounds, each of two chains from the best so far.
 	const rounds = 3
@@ -505,7 +512,7 @@ func (s *search) guided() {
 				weight[u] = w[0]
 			}
 		}
-		s.weighted(weight, "guided-")
+		s.weighted(weight, "guided-", s.allowance()*4/10)
 		if s.stopped() && s.best != nil {
 			return
 		}
