@@ -203,10 +203,11 @@ func (p *Problem) stateUpdates(index map[*ir.Value]int) {
 		}
 		taken[v] = true
 		op := v.Op
-		low := p.Lowered[opIndex[op]]
-		if low == nil {
+		at, known := opIndex[op]
+		if !known || p.Lowered[at] == nil { // a dense constant, a view
 			continue
 		}
+		low := p.Lowered[at]
 		pair, ok := [2]int{}, false
 		for _, pr := range low.InPlace {
 			if op.Operands[pr[0]] == old && op.Results[pr[1]] == v && !ok {
