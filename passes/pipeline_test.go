@@ -288,7 +288,7 @@ func (c lm) model() nn.Model {
 		kv = 2
 	}
 	return nn.Model{Name: "lm", Loss: func(s *nn.Scope) *nn.Tensor {
-		tokens, targets := s.Input("tokens", dtype.I32, []int64{B, T}), s.Input("targets", dtype.I32, []int64{B, T})
+		tokens, targets := s.Input("tokens", dtype.I32, []int64{B, T}), s.Input("targets", dtype.I32, []int64{B, T}, nn.Targets(V))
 		wte := s.Embedding("wte", V, d)
 		x := s.Take(wte, tokens)
 		cos, sin := s.RopeTables(T, d/H, 100)

@@ -3,17 +3,21 @@ package raise
 import (
 	"math"
 	"slices"
+	"strconv"
+	"strings"
 
 	"reprise/ir"
 	"reprise/ir/dtype"
 	"reprise/ir/ops"
+	"reprise/ir/tensor"
 )
 
-// picked matches the elements of x [..., C] at labels [...]: a sum of x where the class is the label, or
-// take_along. The result has the shape of x without its last dimension.
-func (m *match) picked(v *ir.Value) (x, labels *ir.Value) {
+// picked matches the elements of x [..., C] at labels [...]: a sum of x where the class is the label (which is
+// 0 where no class is), or take_along. The result has the shape of x without its last dimension.
+func (m *match) picked(v *ir.Value) (x, labels *ir.Value, summed bool) {
 	m.try(func() bool {
 		if op := m.op(v, "reduce"); op != nil {
+			summed = true
 			last := int64(op.In(0).Rank() - 1)
 			if op.Attrs.Str("kind") != "sum" || !slices.Equal(op.Attrs.Ints("axes"), []int64{last}) {
 				return false
@@ -43,9 +47,45 @@ func (m *match) picked(v *ir.Value) (x, labels *ir.Value) {
 		return true
 	})
 	if labels == nil || !labels.Type.DType.IsInt() {
-		return nil, nil
+		return nil, nil, false
 	}
-	return x, labels
+	return x, labels, summed
+}
+
+// within reports whether labels are said to be 0 … n-1: by the feed of the input that they are.
+func within(labels *ir.Value, n int64) bool {
+	for labels.Op != nil {
+		switch labels.Op.Name() {
+		case "reshape", "slice", "copy", "transpose", "broadcast":
+			labels = labels.Op.Operands[0]
+		case "convert":
+			if !labels.Op.In(0).DType.IsInt() {
+				return false
+			}
+			labels = labels.Op.Operands[0]
+		default:
+			return false
+		}
+	}
+	kind, most, ok := strings.Cut(labels.Attrs.Str("feed"), ":")
+	k, err := strconv.ParseInt(most, 10, 64)
+	return ok && err == nil && k <= n && slices.Contains([]string{"tokens", "targets", "uniform_int"}, kind)
+}
+
+// guarded is loss where a label is a class, and 0 where it is none.
+func guarded(b *ir.Builder, loss, labels *ir.Value, classes int64) *ir.Value {
+	labels = reshaped(b, labels, loss.Type.Shape...)
+	if classes > 127 && labels.Type.DType.Size() < 4 { // the bound must fit
+		labels = b.Op("convert", []*ir.Value{labels}, ir.A("to", dtype.I32))
+	}
+	number := func(k int64) *ir.Value {
+		t := tensor.Of([]int64{k})
+		c := b.Op("constant", nil, ir.A("value", ops.ConvertTensor(t, labels.Type.DType)))
+		return b.Op("broadcast", []*ir.Value{c}, ir.A("dims", []int64{}), ir.A("shape", loss.Type.Shape))
+	}
+	from := b.Op("compare", []*ir.Value{labels, number(0)}, ir.A("dir", "ge"))
+	to := b.Op("compare", []*ir.Value{labels, number(classes - 1)}, ir.A("dir", "le"))
+	return b.Op("select", []*ir.Value{b.Op("and", []*ir.Value{from, to}), loss, ops.Full(b, loss.Type, 0)})
 }
 
 // onePerRow: the gather takes one element of each row, whose index is the row's.
@@ -155,7 +195,8 @@ func lossOf(b *ir.Builder, val func(*ir.Value) *ir.Value, logits, labels *ir.Val
 }
 
 // crossEntropy: -log_softmax(x)[label], the sign being taken before or after sums and means over rows;
-// logsumexp(x) - x[label], shifted or not.
+// logsumexp(x) - x[label], shifted or not. A one-hot sum is 0 for a label that is no class, and models may
+// count on it: it stays 0, by a select on rows unless the labels are said to be classes.
 func crossEntropy(m *match) write {
 	if !m.isFloat() {
 		return nil
@@ -215,7 +256,7 @@ func crossEntropy(m *match) write {
 // minusPick matches log_softmax(x)[label]: how to write its negative.
 func (m *match) minusPick(v *ir.Value) (w write) {
 	m.try(func() bool {
-		lp, labels := m.picked(v)
+		lp, labels, summed := m.picked(v)
 		if lp == nil {
 			return false
 		}
@@ -223,9 +264,14 @@ func (m *match) minusPick(v *ir.Value) (w write) {
 		if op == nil || op.Attrs.Int("axis") != int64(op.In(0).Rank()-1) {
 			return false
 		}
-		rows := v.Type.Shape
+		rows, classes := v.Type.Shape, lp.Type.Shape[lp.Type.Rank()-1]
+		guard := summed && !within(labels, classes)
 		w = func(b *ir.Builder, val func(*ir.Value) *ir.Value) *ir.Value {
-			return reshaped(b, lossOf(b, val, op.Operands[0], labels, v.Type.DType), rows...)
+			loss := lossOf(b, val, op.Operands[0], labels, v.Type.DType)
+			if guard {
+				loss = guarded(b, loss, val(labels), classes)
+			}
+			return reshaped(b, loss, rows...)
 		}
 		return true
 	})
@@ -271,7 +317,7 @@ func (m *match) minusPicked(v *ir.Value, depth int) write {
 
 // lseLess matches logsumexp(x) - x[label] for logits x, both shifted by the greatest element or not.
 func (m *match) lseLess(lse, pick *ir.Value) write {
-	u, labels := m.picked(pick)
+	u, labels, _ := m.picked(pick)
 	if u == nil {
 		return nil
 	}

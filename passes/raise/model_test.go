@@ -31,7 +31,7 @@ func TestCrossEntropy(t *testing.T) {
 	onehot := func(b g, x, l V) V { return b.reduce("sum", b.mul(hot(b, l), x), 2) }
 	var cases []pat
 	is := func(name string, f func(b g, x, l V) V) {
-		cases = append(cases, pat{name, params, func(b g, x []V) []V { return []V{f(b, x[0], x[1])} }, "cross_entropy", "", false})
+		cases = append(cases, pat{name, params, func(b g, x []V) []V { return []V{f(b, x[0], x[1])} }, "cross_entropy", "", false, false})
 	}
 	not := func(name string, f func(b g, x, l V) V) {
 		cases = append(cases, pat{name: name, params: params, body: func(b g, x []V) []V { return []V{f(b, x[0], x[1])} }})
@@ -80,7 +80,16 @@ func TestCrossEntropy(t *testing.T) {
 	// Of log_softmax itself only: a pick of something else, or soft targets, stay.
 	check(t, pat{"soft targets", []ir.Type{params[0], params[0]}, func(b g, x []V) []V {
 		return []V{b.neg(b.reduce("sum", b.mul(logp(b, x[0]), x[1]), 2))}
-	}, "log_softmax", "", false})
+	}, "log_softmax", "", false, false})
+
+	// Labels that are no class have no loss in a one-hot sum, and keep having none.
+	for _, l := range []ir.Type{ir.T(dtype.I32, 2, 3), ir.T(dtype.I8, 2, 3), ir.T(dtype.I64, 2, 3)} {
+		m := check(t, pat{"none of the classes", []ir.Type{params[0], l}, func(b g, x []V) []V {
+			c := b.convert(b.Op("constant", nil, ir.A("value", tensor.Of([]int32{-1, 0, 4, 5, -100, 1}, 2, 3))), l.DType)
+			return []V{b.neg(onehot(b, logp(b, x[0]), b.add(x[1], c)))}
+		}, "cross_entropy", "", false, false})
+		require.Contains(t, names(m), "select")
+	}
 
 	// Rows that don't count, with labels replaced for them or not.
 	for _, replaced := range []bool{false, true} {
@@ -91,9 +100,9 @@ func TestCrossEntropy(t *testing.T) {
 			if replaced {
 				safe = b.where(counts, l, b.like(l, 0))
 			}
-			loss := b.neg(onehot(b, logp(b, x[0]), safe))
+			loss := b.neg(take(b, logp(b, x[0]), safe))
 			return []V{b.where(counts, loss, b.like(loss, 0))}
-		}, "cross_entropy", "ignore_index=-1", false})
+		}, "cross_entropy", "ignore_index=-1", false, true})
 		require.NotContains(t, names(m), "select")
 	}
 }
@@ -129,7 +138,7 @@ func TestRope(t *testing.T) {
 	cos, sin := angles()
 	var cases []pat
 	is := func(name string, shape []int64, attrs string, f func(b g, x V) V) {
-		cases = append(cases, pat{name, []ir.Type{ir.T(dtype.F32, shape...)}, one(f), "rope", attrs, true})
+		cases = append(cases, pat{name, []ir.Type{ir.T(dtype.F32, shape...)}, one(f), "rope", attrs, true, false})
 	}
 	not := func(name string, shape []int64, f func(b g, x V) V) {
 		cases = append(cases, pat{name: name, params: []ir.Type{ir.T(dtype.F32, shape...)}, body: one(f)})
@@ -139,7 +148,7 @@ func TestRope(t *testing.T) {
 	cases = append(cases, pat{"computed tables", []ir.Type{ir.T(dtype.F32, bthd...), ir.T(dtype.F32, T, D/2)}, func(b g, x []V) []V {
 		f := b.concat(1, x[1], x[1])
 		return []V{whole(b, x[0], b.un("cos", f), b.un("sin", f), 1)}
-	}, "rope", "", false})
+	}, "rope", "", false, false})
 	part := func(b g, x V, i int64) V { return b.slice(x, 3, i*D/2, (i+1)*D/2, 1) }
 	parts := func(b g, x, x1, x2 V, time int64) (V, V) {
 		c, s := at(b, constant(b, cos), x1.Type.Shape, time), at(b, constant(b, sin), x1.Type.Shape, time)
@@ -224,7 +233,7 @@ func TestAttention(t *testing.T) {
 	}
 	var cases []pat
 	is := func(name string, h heads, attrs string, f func(b g, q, k, v, key V) V) {
-		cases = append(cases, pat{name, h.bthd(), func(b g, x []V) []V { return []V{f(b, x[0], x[1], x[2], x[3])} }, "attention", attrs, true})
+		cases = append(cases, pat{name, h.bthd(), func(b g, x []V) []V { return []V{f(b, x[0], x[1], x[2], x[3])} }, "attention", attrs, true, false})
 	}
 	not := func(name string, h heads, f func(b g, q, k, v, key V) []V) {
 		cases = append(cases, pat{name: name, params: h.bthd(), body: func(b g, x []V) []V { return f(b, x[0], x[1], x[2], x[3]) }, op: "softmax"})
@@ -344,7 +353,7 @@ func TestAttention(t *testing.T) {
 	cases = append(cases, pat{"heads first", h.bhtd(), func(b g, x []V) []V {
 		s := b.contract(x[0], x[1], []int64{0, 1}, []int64{0, 1}, []int64{3}, []int64{3})
 		return []V{b.contract(softmax(b, hide(b, b.times(s, scale), -1e9)), x[2], []int64{0, 1}, []int64{0, 1}, []int64{3}, []int64{2})}
-	}, "attention", "causal=true", true})
+	}, "attention", "causal=true", true, false})
 	cases = append(cases, pat{"heads first, grouped", heads{B: 2, Tq: 5, Tk: 5, H: 6, KV: 2, D: 4}.bhtd(), func(b g, x []V) []V {
 		rep := func(x V) V {
 			y := b.un("broadcast", x, ir.A("shape", []int64{2, 2, 3, 5, 4}), ir.A("dims", []int64{0, 1, 3, 4}))
@@ -352,13 +361,13 @@ func TestAttention(t *testing.T) {
 		}
 		s := b.contract(x[0], rep(x[1]), []int64{0, 1}, []int64{0, 1}, []int64{3}, []int64{3})
 		return []V{b.contract(softmax(b, hide(b, b.times(s, scale), -1e9)), rep(x[2]), []int64{0, 1}, []int64{0, 1}, []int64{3}, []int64{2})}
-	}, "attention", "causal=true", true})
+	}, "attention", "causal=true", true, false})
 	three := ir.T(dtype.F32, 6, 5, 4)
 	cases = append(cases, pat{"batched matrices", []ir.Type{three, three, three, ir.T(dtype.Key)}, func(b g, x []V) []V {
 		s := hide(b, b.times(b.contract(x[0], x[1], []int64{0}, []int64{0}, []int64{2}, []int64{2}), scale), -1e9)
 		p := b.Op("dropout", []V{softmax(b, s), x[3]}, ir.A("p", 0.3), ir.A("rng", 7))
 		return []V{b.contract(p, x[2], []int64{0}, []int64{0}, []int64{2}, []int64{1})}
-	}, "attention", "causal=true", true})
+	}, "attention", "causal=true", true, false})
 	// As torch exports it: batch and heads joined for the products, apart for the mask.
 	joined := func(b g, x V) V { // [B,T,H,D] to [B·H,T,D]
 		s := x.Type.Shape
@@ -389,7 +398,7 @@ func TestAttention(t *testing.T) {
 	cases = append(cases, pat{"one head", []ir.Type{two, two, two}, func(b g, x []V) []V {
 		s := hide(b, b.times(b.contract(x[0], x[1], nil, nil, []int64{1}, []int64{1}), scale), -1e9)
 		return []V{b.contract(softmax(b, s), x[2], nil, nil, []int64{1}, []int64{0})}
-	}, "attention", "causal=true", true})
+	}, "attention", "causal=true", true, false})
 
 	not("probabilities read elsewhere", h, func(b g, q, k, v, key V) []V {
 		p := softmax(b, b.times(scores(b, q, k), scale))

@@ -7,8 +7,9 @@
 // since cse has not run yet. A pattern is only taken if nothing else reads what lies inside it: otherwise
 // that would be computed twice. What nearly matches stays as it is.
 //
-// Out-of-range labels of a cross-entropy are the one thing whose result may change by more than rounding:
-// a model that has them must mask their rows, before and after.
+// Two things may change by more than rounding. What overflowed, because it was written without a shift by the
+// greatest element, may become a number, and infinite logits may become NaN in other places. And the loss of a row
+// whose label is no class, which gathers clamp: a model that has such labels masks their rows, before and after.
 package raise
 
 import (
