@@ -34,7 +34,8 @@ const demoText = 8 << 20
 func (a *app) demoCmd() *cobra.Command {
 	var steps int
 	cmd := &cobra.Command{
-		Use: "demo", Short: "Compile a GPT at three budgets, train it on the Go library's source, compare, generate", Args: args(cobra.NoArgs),
+		Use: "demo", Short: "Compile a GPT at three budgets, train it on the Go library's source, compare, generate",
+		Example: "  reprise demo", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.demo(cmd.Context(), steps) },
 	}
 	cmd.Flags().IntVar(&steps, "steps", 0, "training steps of each program; 0: as many as fit in five minutes")

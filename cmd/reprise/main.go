@@ -9,6 +9,8 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -47,9 +49,19 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if errors.As(err, &status) {
 		return int(status)
 	}
+	if strings.HasPrefix(err.Error(), "unknown command ") { // cobra's, which has no type
+		var names []string
+		for _, c := range root.Commands() {
+			names = append(names, c.Name())
+		}
+		err = usageError{diag.Errorf("usage", "%v", err).WithHint("commands: %s", strings.Join(names, ", "))}
+	}
 	var usage usageError
 	if errors.As(err, &usage) {
-		fmt.Fprintf(stderr, "reprise: %v\n", usage.error)
+		a.json = a.json || slices.Contains(args, "--json") // a wrong flag may stand before it
+		d := *diag.As(usage.error)
+		d.Code = "usage"
+		a.report(&d)
 		return 2
 	}
 	if ctx.Err() != nil {

@@ -29,6 +29,9 @@ func (a *app) planCmd() *cobra.Command {
 		Args: args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, list []string) error {
 			if strings.HasSuffix(list[0], ".json") && !strings.HasSuffix(list[0], "config.json") {
+				if pareto > 0 {
+					return a.graphCurve(cmd, list[0], out, pareto)
+				}
 				return a.planGraph(cmd, list[0], f.budget, out, f.timeLimit)
 			}
 			opt, err := f.options()
@@ -107,6 +110,9 @@ func writeFile(name string, data []byte) error {
 	return nil
 }
 
+// plain is the planner's message without its name.
+func plain(err error) string { return strings.TrimPrefix(err.Error(), "planner: ") }
+
 func readGraph(path string) (*planner.Graph, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -114,7 +120,7 @@ func readGraph(path string) (*planner.Graph, error) {
 	}
 	g, err := planner.ReadGraph(bytes.NewReader(data))
 	if err != nil {
-		e := diag.Errorf("graph", "%v", err)
+		e := diag.Errorf("graph", "%s", plain(err))
 		e.File = path
 		return nil, e
 	}
@@ -153,7 +159,7 @@ func (a *app) planGraph(cmd *cobra.Command, path, budget, out string, limit time
 	var inf *planner.InfeasibleError
 	if errors.As(err, &inf) {
 		e := &compile.BudgetError{MinBudget: inf.MinBudget, LowerBound: inf.LowerBoundBytes,
-			Diag: diag.Errorf("budget", "%s", strings.TrimPrefix(inf.Error(), "planner: ")).WithHint("give at least --budget %d", inf.MinBudget)}
+			Diag: diag.Errorf("budget", "%s", plain(inf)).WithHint("give at least --budget %d", inf.MinBudget)}
 		for _, v := range inf.Binding {
 			e.Binding = append(e.Binding, compile.Binding{Name: g.Problem.Values[v].Name, Bytes: g.Problem.Values[v].Bytes})
 		}
@@ -175,9 +181,49 @@ func (a *app) planGraph(cmd *cobra.Command, path, budget, out string, limit time
 		_, err := a.out.Write(buf.Bytes())
 		return err
 	}
-	fmt.Fprintf(a.out, "peak %d of %d, cost %d (%.3f %% over %d); proven: at least %.3f %% (%s); %s, %.2f s\n", plan.PeakBytes, b,
+	of := ""
+	if b >= 0 {
+		of = fmt.Sprintf(" of %d", b)
+	}
+	fmt.Fprintf(a.out, "peak %d%s, cost %d (%.3f %% over %d); proven: at least %.3f %% (%s); %s, %.2f s\n", plan.PeakBytes, of,
 		plan.Cost, 100*plan.Overhead, plan.BaseCost, 100*(plan.Overhead-plan.Gap), plan.Proof, plan.Solver, plan.Seconds)
 	return nil
+}
+
+// graphCurve plans a graph file at n budgets; -o FILE.html draws the curve.
+func (a *app) graphCurve(cmd *cobra.Command, path, out string, n int) error {
+	g, err := readGraph(path)
+	if err != nil {
+		return err
+	}
+	c, err := planner.Pareto(cmd.Context(), g.Problem, n, g.FirstBackward, planner.Options{})
+	if err != nil {
+		return diag.Errorf("plan", "%v", err)
+	}
+	if out != "" {
+		var buf bytes.Buffer
+		switch {
+		case strings.HasSuffix(out, ".html"):
+			err = c.WriteHTML(&buf)
+		default:
+			err = c.WriteJSON(&buf)
+		}
+		if err == nil {
+			err = writeFile(out, buf.Bytes())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if a.json {
+		return c.WriteJSON(a.out)
+	}
+	w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "BUDGET\tOF ALL\tOVERHEAD\tAT LEAST\tPROOF")
+	for _, p := range c.Points {
+		fmt.Fprintf(w, "%d\t%.0f %%\t%.3f %%\t%.3f %%\t%s\n", p.BudgetBytes, 100*float64(p.BudgetBytes)/float64(c.SaveAllBytes), 100*p.Overhead, 100*p.Bound, p.Proof)
+	}
+	return w.Flush()
 }
 
 func (a *app) checkCmd() *cobra.Command {
@@ -198,7 +244,7 @@ func (a *app) checkCmd() *cobra.Command {
 			}
 			plan, err := planner.ReadPlan(bytes.NewReader(data))
 			if err != nil {
-				e := diag.Errorf("plan", "%v", err)
+				e := diag.Errorf("plan", "%s", plain(err))
 				e.File = list[1]
 				return e
 			}
@@ -209,9 +255,9 @@ func (a *app) checkCmd() *cobra.Command {
 			rep, err := planner.Check(g.Problem, plan, b)
 			if err != nil {
 				if a.json {
-					return diag.Errorf("check", "%v", err)
+					return diag.Errorf("check", "%s", plain(err))
 				}
-				fmt.Fprintln(a.out, strings.TrimPrefix(err.Error(), "planner: "))
+				fmt.Fprintln(a.out, plain(err))
 				return exitStatus(1)
 			}
 			if a.json {

@@ -1,18 +1,22 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"reprise/bench/kernels"
+	plans "reprise/bench/planner"
 	"reprise/bench/step"
 	"reprise/codegen/cpu"
 	"reprise/frontend"
@@ -71,11 +75,14 @@ func (a *app) optCmd() *cobra.Command {
 				names = append(names, p.Name)
 			}
 			for _, n := range only {
-				if !known[n] {
+				if !known[n] && n != "all" {
 					return usageError{fmt.Errorf("unknown pass %q: passes are %s, all", n, strings.Join(names, ", "))}
 				}
 			}
 			if len(only) > 0 {
+				if slices.Contains(only, "all") {
+					only = nil
+				}
 				if err := passes.Run(m, ops.Table(), passes.Options{Only: only}); err != nil {
 					return reproducer(err)
 				}
@@ -104,7 +111,7 @@ func reproducer(err error) error {
 
 func (a *app) modelsCmd() *cobra.Command {
 	return &cobra.Command{
-		Use: "models", Short: "List the builtin models and their options", Args: args(cobra.NoArgs),
+		Use: "models", Short: "List the builtin models and their options", Example: "  reprise models", Args: args(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
 			for i, b := range nn.Builtins() {
 				if i > 0 {
@@ -124,10 +131,10 @@ func (a *app) benchCmd() *cobra.Command {
 	var dir string
 	cmd := &cobra.Command{
 		Use:   "bench [SUITE…]",
-		Short: "Measure: step (training steps), kernels (contractions); with --peers against PyTorch and JAX in the same run",
+		Short: "Measure: step (training steps), kernels (contractions), planner; with --peers against PyTorch and JAX in the same run",
 		Example: `  bench/peers/setup.sh && reprise bench step --peers
   reprise bench kernels --peers`,
-		ValidArgs: []string{"step", "kernels"},
+		ValidArgs: []string{"step", "kernels", "planner"},
 		RunE: func(cmd *cobra.Command, list []string) error {
 			if len(list) == 0 {
 				list = []string{"kernels", "step"}
@@ -142,8 +149,12 @@ func (a *app) benchCmd() *cobra.Command {
 					if err := a.benchKernels(cmd.Context(), peers, dir); err != nil {
 						return err
 					}
+				case "planner":
+					if err := a.benchPlanner(cmd.Context(), dir); err != nil {
+						return err
+					}
 				default:
-					return usageError{fmt.Errorf("unknown suite %q: suites are step, kernels", suite)}
+					return usageError{fmt.Errorf("unknown suite %q: suites are step, kernels, planner", suite)}
 				}
 			}
 			return nil
@@ -222,6 +233,35 @@ func (a *app) benchKernels(ctx context.Context, peers bool, dir string) error {
 	return nil
 }
 
+func (a *app) benchPlanner(ctx context.Context, dir string) error {
+	data := plans.FindData(".")
+	if data == "" {
+		return diag.Errorf("data", "the planner's data is not beside the repository").
+			WithHint("put shared/planner-data next to the clone")
+	}
+	t, err := plans.Run(ctx, plans.Options{Data: data, Progress: func(line string) {
+		if !a.json {
+			fmt.Fprintln(a.out, line)
+		}
+	}})
+	if err != nil {
+		return err
+	}
+	if a.json {
+		a.print(t)
+	}
+	for name, write := range map[string]func(io.Writer) error{"planner.json": t.WriteJSON, "planner.txt": t.WriteText} {
+		var buf bytes.Buffer
+		if err := write(&buf); err != nil {
+			return err
+		}
+		if err := writeFile(filepath.Join(dir, "results", name), buf.Bytes()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // finding is a line of doctor.
 type finding struct {
 	What string `json:"what"`
@@ -232,7 +272,7 @@ type finding struct {
 
 func (a *app) doctorCmd() *cobra.Command {
 	return &cobra.Command{
-		Use: "doctor", Short: "What this machine has, what is missing and how to get it", Args: args(cobra.NoArgs),
+		Use: "doctor", Short: "What this machine has, what is missing and how to get it", Example: "  reprise doctor", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var fs []finding
 			tool := func(name, need, hint string) {
