@@ -18,6 +18,7 @@ const (
 	maxRank     = 16
 	maxTypeSize = int64(1) << 46 // bytes of one value
 	maxDense    = int64(1) << 31 // bytes of one constant
+	maxSplat    = int64(1) << 28 // bytes of one that is written as a single element
 	maxNesting  = 64
 )
 
@@ -405,6 +406,9 @@ func (p *parser) dense() *tensor.Tensor {
 		p.fail(at, "a key is written as bytes: x\"…\"")
 	}
 	splat := p.accept("splat")
+	if splat && ty.Bytes() > maxSplat {
+		p.fail(at, "splat of more than 2^28 bytes: broadcast a scalar instead")
+	}
 	// Elements are read before the tensor is made: a short list can't ask for much memory.
 	var elems []uint64
 	for !p.accept(")") {

@@ -302,6 +302,7 @@ func badTexts() []struct{ text, want string } {
 		{op("%y = constant {value=dense(i8[2]: x\"00\")} : i8[2] loc(a)"), `bad.ir:2:38: want 2 bytes in hexadecimal for i8[2]`},
 		{op("%y = constant {value=dense(key[]: 0)} : key[] loc(a)"), `bad.ir:2:30: a key is written as bytes: x"…"`},
 		{op("%y = constant {value=dense(f32[999999,9999]: splat 0)} : f32[1] loc(a)"), `bad.ir:2:30: constant of more than 2^31 bytes`},
+		{op("%y = constant {value=dense(f32[9999,9999]: splat 0)} : f32[1] loc(a)"), `bad.ir:2:30: splat of more than 2^28 bytes: broadcast a scalar instead`},
 		{f("  %y = fused %x : f32[2,3] loc(a) (%u: f32[2,3]) {\n    %v = neg %x : f32[2,3] loc(a)\n    yield %v\n  }\n  return %y"),
 			`bad.ir:3:14: %x is not visible here: a region sees its own parameters only`},
 		{f("  %y = fused %x : f32[2,3] loc(a) (%u: f32[2,3]) {\n    return %u\n  }\n  return %y"), `bad.ir:3:5: unknown operation "return"`},

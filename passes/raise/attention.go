@@ -544,7 +544,7 @@ func (a *attend) order() (batch, heads []int) {
 		last = a.rep
 	case a.g != missing && len(heads) > 0:
 		last = heads[len(heads)-1]
-	case a.g != missing && len(batch) > 0:
+	case a.g != missing && len(batch) > 1: // of one alone, all query heads share a key head
 		last = batch[len(batch)-1]
 	}
 	if last != missing {

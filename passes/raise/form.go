@@ -90,6 +90,12 @@ func splatAt(v *ir.Value, depth int) (float64, bool) {
 
 // number is element i of t.
 func number(t *tensor.Tensor, i int64) float64 {
+	switch t.DType {
+	case dtype.F32:
+		return float64(t.F32()[i])
+	case dtype.F64:
+		return t.F64()[i]
+	}
 	return ops.ConvertTensor(&tensor.Tensor{DType: t.DType, Shape: []int64{1}, Data: t.Data[i*t.DType.Size() : (i+1)*t.DType.Size()]}, dtype.F64).F64()[0]
 }
 

@@ -58,7 +58,7 @@ func (a *attend) visible(p at, label, free []int, when bool) bool {
 	if a.ordered(p, label, free, when) {
 		return true
 	}
-	t := known(p.v)
+	t := a.m.value(p.v)
 	if t == nil {
 		return false
 	}
@@ -81,7 +81,7 @@ func (a *attend) additive(p at, label, free []int) bool {
 			return true
 		}
 	}
-	t := known(p.v)
+	t := a.m.value(p.v)
 	if t == nil || !t.DType.IsFloat() {
 		return false
 	}
@@ -225,6 +225,17 @@ func (a *attend) isCausal(t *tensor.Tensor, p at, label []int, query int, at fun
 		return a.size[l] == 1 || slices.ContainsFunc(p.view, func(d int64) bool { return label[d] == l })
 	}
 	return has(query) && has(a.j)
+}
+
+// value is known, computed once for all that are the same.
+func (s *scope) value(v *ir.Value) *tensor.Tensor {
+	v = s.same(v)
+	t, done := s.known[v]
+	if !done {
+		t = known(v)
+		s.known[v] = t
+	}
+	return t
 }
 
 // known computes a value that depends on nothing but constants, within limits; else nil.

@@ -349,6 +349,17 @@ func TestAttention(t *testing.T) {
 		y := b.contract(p, v, []int64{0, 1}, []int64{0, 2}, []int64{4}, []int64{1}) // [B,KV,G,Tq,D]
 		return b.reshape(b.transpose(y, 0, 3, 1, 2, 4), 2, 5, 6, 4)
 	})
+	shared := ir.T(dtype.F32, 2, 5, 4)
+	cases = append(cases, pat{"one key head", []ir.Type{ir.T(dtype.F32, 2, 5, 3, 4), shared, shared, ir.T(dtype.Key)}, func(b g, x []V) []V {
+		s := b.contract(x[0], x[1], []int64{0}, []int64{0}, []int64{3}, []int64{2}) // [B,Tq,H,Tk]
+		s = hide(b, b.transpose(b.times(s, scale), 0, 2, 1, 3), math.Inf(-1))
+		p := b.Op("dropout", []V{softmax(b, s), x[3]}, ir.A("p", 0.3), ir.A("rng", 7))
+		return []V{b.transpose(b.contract(p, x[2], []int64{0}, []int64{0}, []int64{3}, []int64{1}), 0, 2, 1, 3)}
+	}, "attention", "causal=true", true, false})
+	cases = append(cases, pat{"no mask, queries and heads not told apart", []ir.Type{ir.T(dtype.F32, 2, 5, 3, 4), shared, shared}, func(b g, x []V) []V {
+		s := b.contract(x[0], x[1], []int64{0}, []int64{0}, []int64{3}, []int64{2})
+		return []V{b.contract(softmax(b, b.times(s, scale)), x[2], []int64{0}, []int64{0}, []int64{3}, []int64{1})}
+	}, "attention", "", true, false})
 	// Heads first in memory; one batch dimension for batch and heads; one head.
 	cases = append(cases, pat{"heads first", h.bhtd(), func(b g, x []V) []V {
 		s := b.contract(x[0], x[1], []int64{0, 1}, []int64{0, 1}, []int64{3}, []int64{3})

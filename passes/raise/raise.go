@@ -19,6 +19,7 @@ import (
 
 	"reprise/internal/diag"
 	"reprise/ir"
+	"reprise/ir/tensor"
 	"reprise/passes/canon"
 	"reprise/passes/dce"
 )
@@ -96,10 +97,11 @@ type scope struct {
 	result  map[*ir.Value]bool
 	rep     map[*ir.Value]*ir.Value // the first value that is computed the same way
 	taken   map[*ir.Op]bool         // inside a match that was found
+	known   map[*ir.Value]*tensor.Tensor
 }
 
 func newScope(b *ir.Block) *scope {
-	s := &scope{b, map[*ir.Op]int{}, map[*ir.Value][]*ir.Op{}, map[*ir.Value]bool{}, map[*ir.Value]*ir.Value{}, map[*ir.Op]bool{}}
+	s := &scope{b, map[*ir.Op]int{}, map[*ir.Value][]*ir.Op{}, map[*ir.Value]bool{}, map[*ir.Value]*ir.Value{}, map[*ir.Op]bool{}, map[*ir.Value]*tensor.Tensor{}}
 	first := map[string]*ir.Op{}
 	for i, op := range b.Ops {
 		s.pos[op] = i
