@@ -47,7 +47,7 @@ func (a *app) compileCmd() *cobra.Command {
 	fl.BoolVar(&shared, "shared", false, "a shared library OUT.so and its header OUT.h")
 	fl.StringVar(&math, "math", "", "numeric variant; only exact exists on the CPU")
 	fl.StringVar(&policy, "policy", "", "rematerialization policy")
-	fl.StringSliceVar(&emit, "emit", nil, "also write OUT.ir, OUT.kern, OUT.ll, OUT.plan.json, or every pass: ir,kern,llvm,plan,dot=DIR,passes=DIR")
+	fl.StringSliceVar(&emit, "emit", nil, "also write OUT.ir, OUT.kern, OUT.N.ll, OUT.ptx, OUT.plan.json, a graph or every pass: ir,kern,llvm,ptx,plan,dot=DIR,passes=DIR")
 	return cmd
 }
 
@@ -73,7 +73,7 @@ func (a *app) build(ctx context.Context, arg string, f *modelFlags, out string, 
 	if err != nil {
 		return nil, err
 	}
-	if err := extra.write(p, out); err != nil {
+	if err := extra.write(ctx, p, out); err != nil {
 		return nil, err
 	}
 	if a.json {
@@ -104,8 +104,9 @@ func summary(m *frontend.Model, r compile.Report, out string) string {
 
 // emitted are the texts to write beside a binary.
 type emitted struct {
-	ir, kern, llvm, plan bool
-	dot                  string
+	ir, kern, llvm, ptx, plan bool
+
+	dot string
 }
 
 func parseEmit(list []string, opt *compile.Options) (*emitted, error) {
@@ -119,6 +120,8 @@ func parseEmit(list []string, opt *compile.Options) (*emitted, error) {
 			e.kern = true
 		case name == "llvm":
 			e.llvm = true
+		case name == "ptx":
+			e.ptx = true
 		case name == "plan":
 			e.plan = true
 		case name == "dot" && dir != "":
@@ -133,14 +136,14 @@ func parseEmit(list []string, opt *compile.Options) (*emitted, error) {
 				_ = os.WriteFile(filepath.Join(dir, fmt.Sprintf("%02d-%s.ir", n, strings.ReplaceAll(pass, "#", "-"))), []byte(m.String()), 0o666)
 			}
 		default:
-			return nil, usageError{fmt.Errorf("--emit %s: want ir, kern, llvm, plan, dot=DIR or passes=DIR", x)}
+			return nil, usageError{fmt.Errorf("--emit %s: want ir, kern, llvm, ptx, plan, dot=DIR or passes=DIR", x)}
 		}
 	}
-	opt.Keep = e.kern || e.llvm
+	opt.Keep = e.kern || e.llvm || e.ptx
 	return e, nil
 }
 
-func (e *emitted) write(p *compile.Program, out string) error {
+func (e *emitted) write(ctx context.Context, p *compile.Program, out string) error {
 	put := func(name, text string) error {
 		tmp := name + ".tmp"
 		if err := os.WriteFile(tmp, []byte(text), 0o666); err != nil {
@@ -163,6 +166,15 @@ func (e *emitted) write(p *compile.Program, out string) error {
 			if err := put(fmt.Sprintf("%s.%d.ll", out, i), text); err != nil {
 				return err
 			}
+		}
+	}
+	if e.ptx {
+		text, err := p.PTX(ctx)
+		if err != nil {
+			return diag.Errorf("ptx", "%v", err)
+		}
+		if err := put(out+".ptx", text); err != nil {
+			return err
 		}
 	}
 	if e.plan {

@@ -19,6 +19,7 @@ import (
 	"reprise/frontend"
 	"reprise/internal/diag"
 	"reprise/ir"
+	"reprise/ir/kern"
 	"reprise/ir/ops"
 	"reprise/passes"
 	"reprise/passes/lower"
@@ -53,9 +54,11 @@ type Program struct {
 	Objects [][]byte
 	// KernText and LLVM are the kernels in the loop language and in LLVM IR, with Options.Keep.
 	KernText, LLVM []string
-	Step           *ir.Module // the final program, in the IR
-	Values         []ValueReport
-	planned        *planned
+	// Loops are the distinct kernels of the loop language, with Options.Keep.
+	Loops   []*kern.Kernel
+	Step    *ir.Module // the final program, in the IR
+	Values  []ValueReport
+	planned *planned
 }
 
 // Prepare runs the passes before planning on a copy of the model's module.
@@ -181,7 +184,36 @@ func Compile(ctx context.Context, m *frontend.Model, opt Options) (*Program, err
 	}
 	unit := cpu.NewUnit(target)
 	uk := &unitKernels{u: unit, keep: opt.Keep, seen: map[string]bool{}}
-	em := &emitter{k: uk, at: map[*ir.Op]int64{}, states: map[string]place{}}
+	x, err := p.programs(m, target, uk)
+	if err != nil {
+		return nil, err
+	}
+	if p.Objects, err = objects(ctx, unit); err != nil {
+		return nil, err
+	}
+	if opt.Keep {
+		p.KernText, p.LLVM, p.Loops = uk.text, unit.Modules(), uk.loops
+	}
+	p.Report.Kernels = countSymbols(x)
+	p.Report.Ops = len(x.Step)
+	p.Report.PromisedPeakBytes, p.Report.ArenaBytes = x.ArenaBytes, x.ArenaBytes
+	p.Report.CompileSeconds = time.Since(start).Seconds()
+	info, err := json.Marshal(p.Report.stable())
+	if err != nil {
+		return nil, err
+	}
+	plan, err := json.Marshal(p.Values)
+	if err != nil {
+		return nil, err
+	}
+	x.Info, x.Plan = info, plan
+	p.Exe = x
+	return p, nil
+}
+
+// programs writes the launches of @init and @step, whose kernels k makes.
+func (p *Program) programs(m *frontend.Model, target cpu.Target, k kernels) (*exe.Model, error) {
+	em := &emitter{k: k, at: map[*ir.Op]int64{}, states: map[string]place{}}
 	x := &exe.Model{Name: m.Name, Target: target.String(), Features: target.Features(), InputSHA256: m.SHA256, Train: m.Train}
 	if m.Train {
 		x.Loss = "loss"
@@ -199,6 +231,7 @@ func Compile(ctx context.Context, m *frontend.Model, opt Options) (*Program, err
 			Offset: offsets[v.Name], Bytes: v.Type.Bytes(), Feed: v.Attrs.Str("feed"), BatchAxes: int(v.Attrs.Int("batch_axes"))})
 	}
 	if init := p.planned.module.Func("init"); init != nil {
+		var err error
 		if x.Init, err = em.init(init, offsets, resident, &x.ArenaBytes, p.planned); err != nil {
 			return nil, err
 		}
@@ -215,27 +248,7 @@ func Compile(ctx context.Context, m *frontend.Model, opt Options) (*Program, err
 	x.Consts = em.consts
 	exe.PlaceWaits(x.Init)
 	exe.PlaceWaits(x.Step)
-	if p.Objects, err = objects(ctx, unit); err != nil {
-		return nil, err
-	}
-	if opt.Keep {
-		p.KernText, p.LLVM = uk.text, unit.Modules()
-	}
-	p.Report.Kernels = countSymbols(x)
-	p.Report.Ops = len(x.Step)
-	p.Report.PromisedPeakBytes, p.Report.ArenaBytes = x.ArenaBytes, x.ArenaBytes
-	p.Report.CompileSeconds = time.Since(start).Seconds()
-	info, err := json.Marshal(p.Report.stable())
-	if err != nil {
-		return nil, err
-	}
-	plan, err := json.Marshal(p.Values)
-	if err != nil {
-		return nil, err
-	}
-	x.Info, x.Plan = info, plan
-	p.Exe = x
-	return p, nil
+	return x, nil
 }
 
 // objects compiles a unit and takes the objects into memory.
@@ -438,6 +451,8 @@ type unitKernels struct {
 	keep bool
 	seen map[string]bool
 	text []string
+
+	loops []*kern.Kernel
 }
 
 func (k *unitKernels) Launches(l lower.Launch) ([]kernelLaunch, error) {
@@ -445,6 +460,9 @@ func (k *unitKernels) Launches(l lower.Launch) ([]kernelLaunch, error) {
 		if text := kernText(l); !k.seen[text] {
 			k.seen[text] = true
 			k.text = append(k.text, text)
+			if l.Kern != nil {
+				k.loops = append(k.loops, l.Kern)
+			}
 		}
 	}
 	var ls []cpu.Launch

@@ -2,12 +2,14 @@ package compile
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"math"
 	"strconv"
 	"strings"
 
+	"reprise/codegen/ptx"
 	"reprise/internal/diag"
 	"reprise/ir"
 	"reprise/ir/dtype"
@@ -55,6 +57,18 @@ func (p *Program) Dot() string {
 	}
 	b.WriteString("}\n")
 	return b.String()
+}
+
+// PTX is GPU text of the kernels that have one: all but the hand-scheduled families of
+// contraction, convolution and attention. It needs llc-19, and Options.Keep.
+func (p *Program) PTX(ctx context.Context) (string, error) {
+	m := ptx.NewModule()
+	for i, k := range p.Loops {
+		if _, err := m.Kernel(k, fmt.Sprintf("k%d_%s", i, k.Name)); err != nil {
+			return "", err
+		}
+	}
+	return m.Compile(ctx, "sm_80")
 }
 
 // ProveOnce shows law 4 on the final program, by counting: every op that has an effect, decides

@@ -442,9 +442,9 @@ func joinChunks(red *ir.Op, n, chunks, stride, step int64) Launch {
 	return Launch{Kern: b.K, Args: []Ref{{Workspace, 0}, {Result, 0}}}
 }
 
-// columnBlock is how many results a tile of a column reduction keeps partials for: 64
-// partials of 256 results are 64 KiB of f32.
-const columnBlock = 256
+// columnBytes is what the partials of a tile of a column reduction may take: they then stay in the
+// first-level cache, and in the shared memory of a GPU's block.
+const columnBytes = 32 << 10
 
 // lowerColumns reduces over dimensions that are not the trailing ones: lanes are results,
 // and a tile adds one chunk of the reduced elements of a block of results into 64 partials each.
@@ -453,7 +453,7 @@ func (p *program) lowerColumns(red *ir.Op) (*Lowered, error) {
 	chunk := ops.ReduceChunk(n)
 	chunks := max(1, ceilDiv(n, chunk))
 	t := carried(red.In(0).DType)
-	width := min(int64(columnBlock), ceilDiv(max(kept, 1), kern.Lanes)*kern.Lanes)
+	width := min(columnBytes/(kern.Lanes*t.Size())/kern.Lanes*kern.Lanes, ceilDiv(max(kept, 1), kern.Lanes)*kern.Lanes)
 	blocks := ceilDiv(max(kept, 1), width)
 	bd := newBody(p, p.name, blocks*chunks)
 	tile := kern.Get(bd.b.K.Tile)
