@@ -23,7 +23,6 @@ import (
 	"reprise/ir/ops"
 	"reprise/passes"
 	"reprise/passes/lower"
-	"reprise/planner"
 	"reprise/runtime/exe"
 )
 
@@ -103,7 +102,7 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 	}
 	say("plan")
 	start := time.Now()
-	pl := &planning{ctx: ctx, module: grouped, costs: newCosts(target), opt: planner.Options{TimeLimit: opt.TimeLimit, Steps: opt.PlanSteps}}
+	pl := newPlanning(ctx, grouped, target, opt)
 	if pl.init, err = initBytes(grouped); err != nil {
 		return nil, err
 	}

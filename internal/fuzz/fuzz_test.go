@@ -51,48 +51,67 @@ func number(name string, or uint64) uint64 {
 	return or
 }
 
-// smaller is the text of a program as small as can be found that fails like m does.
-func smaller(c *Checker, m *ir.Module, seed uint64, err error) string {
-	kind := func(err error) string {
-		s := err.Error()
-		for _, k := range []string{"against the interpreter", "against another budget", "is used before it is defined", "BUG", "panic", "is read before it is set", "arena"} {
-			if strings.Contains(s, k) {
-				return k
-			}
+// check is one way to check a program.
+type check func(m *ir.Module, r *rand.Rand) error
+
+// kind is what is the same about two failures of one cause.
+func kind(err error) string {
+	s := err.Error()
+	for _, k := range []string{"against the interpreter", "against another budget", "is used before it is defined", "BUG", "panic", "is read before it is set", "arena"} {
+		if strings.Contains(s, k) {
+			return k
 		}
-		return s
 	}
-	small := Minimise(m, int(number("FUZZ_TRIES", 40)), func(m *ir.Module) bool {
-		got := guarded(func() error { return c.Check(context.Background(), m, rand.New(rand.NewPCG(seed, 1))) })
+	return s
+}
+
+// smaller is the text of a program as small as can be found that fails like m does.
+func smaller(c check, m *ir.Module, seed uint64, err error) string {
+	small := Minimise(m, int(number("FUZZ_TRIES", 60)), func(m *ir.Module) bool {
+		got := guarded(func() error { return c(m, rand.New(rand.NewPCG(seed, 1))) })
 		return got != nil && kind(got) == kind(err)
 	})
 	return small.String()
 }
 
-// TestCompiled grows programs from seeds 0, 1, 2 … until its time is up.
-func TestCompiled(t *testing.T) {
-	c := checker(t)
-	limit := 40 * time.Second
+// sweep grows programs from seeds first, first+1, … until the time is up. FUZZ_SEED and FUZZ_SECONDS
+// override both; FUZZ_SEED alone runs one program.
+func sweep(t *testing.T, first uint64, limit time.Duration, c check) {
 	if os.Getenv("REPRISE_LONG") != "" {
-		limit = 20 * time.Minute
+		limit *= 25
 	}
+	one := os.Getenv("FUZZ_SEED") != "" && os.Getenv("FUZZ_SECONDS") == ""
 	limit = time.Duration(number("FUZZ_SECONDS", uint64(limit/time.Second))) * time.Second
 	start := time.Now()
 	done, refused := 0, 0
-	from := number("FUZZ_SEED", 0)
-	for seed := from; time.Since(start) < limit && (os.Getenv("FUZZ_SEED") == "" || os.Getenv("FUZZ_SECONDS") != "" || seed == from); seed++ {
+	first = number("FUZZ_SEED", first)
+	for seed := first; time.Since(start) < limit && (!one || seed == first); seed++ {
 		m := Grow(seed)
-		err := guarded(func() error { return c.Check(context.Background(), m, rand.New(rand.NewPCG(seed, 1))) })
+		err := guarded(func() error { return c(m, rand.New(rand.NewPCG(seed, 1))) })
 		var no *Refused
-		if errors.As(err, &no) {
+		switch {
+		case errors.As(err, &no):
 			refused++
 			t.Logf("seed %d: %v", seed, err)
-			continue
-		}
-		done++
-		if err != nil {
+		case err != nil:
 			t.Errorf("seed %d: %v\n%s", seed, err, smaller(c, m, seed, err))
+		default:
+			done++
 		}
 	}
 	t.Logf("%d programs, %d refused, %v", done, refused, time.Since(start))
+	if !one && !t.Failed() && done < 5*refused {
+		t.Errorf("%d of %d programs were refused", refused, done+refused)
+	}
+}
+
+// TestCompiled: compiled code at several budgets, on every instruction set that this machine has.
+func TestCompiled(t *testing.T) {
+	c := checker(t)
+	sweep(t, 0, 30*time.Second, func(m *ir.Module, r *rand.Rand) error { return c.Check(context.Background(), m, r) })
+}
+
+// TestSimulated: the same programs before code generation, many more of them.
+func TestSimulated(t *testing.T) {
+	sweep(t, 1<<20, 25*time.Second, func(m *ir.Module, r *rand.Rand) error { return Simulate(context.Background(), m, r) })
 }

@@ -480,20 +480,22 @@ func (p *program) lowerColumns(red *ir.Op) (*Lowered, error) {
 	})))
 	i := kern.NewVar("i", dtype.I64)
 	base := kern.Mul(part, kern.I64(chunk))
-	bd.push(i)
-	s := lane(func(c *kern.Expr) []kern.Stmt {
-		outIdx := bd.unflatten(kern.Add(col0, c), red.Out(0).Shape)
-		var redShape []int64
-		for _, a := range red.Attrs.Ints("axes") {
-			redShape = append(redShape, red.In(0).Shape[a])
-		}
-		redIdx := bd.unflatten(kern.Add(base, kern.Get(i)), redShape)
-		slot := at(kern.And(kern.Get(i), kern.I64(kern.Lanes-1)), c)
-		x := bd.value(red.Operands[0], interleave(red, outIdx, redIdx))
-		return []kern.Stmt{partials.Set(slot, join(kind, partials.At(slot), x))}
-	})
-	bd.emit(s)
-	bd.emit(kern.Range(i, kern.Min(kern.I64(chunk), kern.Sub(kern.I64(n), base)), bd.pop()...))
+	if n > 0 {
+		bd.push(i)
+		s := lane(func(c *kern.Expr) []kern.Stmt {
+			outIdx := bd.unflatten(kern.Add(col0, c), red.Out(0).Shape)
+			var redShape []int64
+			for _, a := range red.Attrs.Ints("axes") {
+				redShape = append(redShape, red.In(0).Shape[a])
+			}
+			redIdx := bd.unflatten(kern.Add(base, kern.Get(i)), redShape)
+			slot := at(kern.And(kern.Get(i), kern.I64(kern.Lanes-1)), c)
+			x := bd.value(red.Operands[0], interleave(red, outIdx, redIdx))
+			return []kern.Stmt{partials.Set(slot, join(kind, partials.At(slot), x))}
+		})
+		bd.emit(s)
+		bd.emit(kern.Range(i, kern.Min(kern.I64(chunk), kern.Sub(kern.I64(n), base)), bd.pop()...))
+	}
 	for half := int64(kern.Lanes / 2); half > 0; half /= 2 {
 		h := kern.NewVar("h", dtype.I64)
 		bd.emit(kern.Range(h, kern.I64(half), lane(func(c *kern.Expr) []kern.Stmt {
