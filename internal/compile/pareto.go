@@ -5,7 +5,6 @@ import (
 
 	"reprise/codegen/cpu"
 	"reprise/frontend"
-	"reprise/planner"
 )
 
 // Point is a plan on the curve of memory against time.
@@ -38,7 +37,7 @@ func Pareto(ctx context.Context, m *frontend.Model, opt Options, n int) (*Curve,
 	if err != nil {
 		return nil, err
 	}
-	pl := &planning{ctx: ctx, module: grouped, costs: newCosts(target), opt: planner.Options{TimeLimit: opt.TimeLimit, Steps: opt.PlanSteps}}
+	pl := newPlanning(ctx, grouped, target, opt)
 	all, err := pl.saveAll()
 	if err != nil {
 		return nil, err

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 
+	"reprise/codegen/cpu"
 	"reprise/internal/diag"
 	"reprise/ir"
 	"reprise/passes/buffer"
@@ -34,6 +36,24 @@ type planning struct {
 	opt    planner.Options
 	init   int64 // bytes that @init takes, whatever the plan
 }
+
+// newPlanning prepares planning a grouped module.
+func newPlanning(ctx context.Context, module *ir.Module, t cpu.Target, o Options) *planning {
+	steps := o.PlanSteps
+	if steps == 0 && o.TimeLimit == 0 {
+		steps = planSteps
+	}
+	return &planning{ctx: ctx, module: module, costs: newCosts(t),
+		opt: planner.Options{TimeLimit: o.TimeLimit, Steps: steps, Threads: runtime.GOMAXPROCS(0), Gap: planGap}}
+}
+
+const (
+	// planSteps is the work of the planner for one budget: half a second or so. A person who wants to
+	// wait for more gives a time limit.
+	planSteps = 300_000
+	// planGap ends the search: a plan within a thousandth of the bound is as good as proven best.
+	planGap = 0.001
+)
 
 // problem states the planning problem on a fresh copy of the module.
 func (p *planning) problem() (*remat.Problem, error) {
