@@ -278,7 +278,7 @@ func (g *grouper) run() {
 				}
 			}
 			alone := len(readers) == 1 && (!g.mem[v] || g.onlyReturned(v))
-			small := v.Type.Len()*smallShare <= lenOf(first.domain)
+			small := v.Type.Len()*smallShare <= lenOf(first.domain) && lenOf(first.domain) > 0
 			if (alone || small && !g.reaches(readers, first)) && g.canJoin(op, first, alone && !g.mem[v]) {
 				g.join(op, first, !alone || g.mem[v])
 				continue
