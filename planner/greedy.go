@@ -41,6 +41,7 @@ type greedy struct {
 	batch   []victim // next buffers to drop, worst first
 	width   int      // how many victims one look at all buffers yields
 	visits  int64    // work done
+	most    int64    // work after which it gives up: where nearly everything is dropped, each step looks at nearly everything
 
 	// What a policy is made of, if the solver imitates one: at position
 	// boundary of ord everything that may be computed again and is not in keep
@@ -84,6 +85,7 @@ func (g *greedy) run(budget int64) []int32 {
 	g.liveSet = g.liveSet[:0]
 	g.limit = 8*m.n + 1024
 	g.batch = g.batch[:0]
+	g.most = g.visits + 4_000_000 + 4000*int64(m.n)
 	for b := range g.live {
 		g.live[b], g.locked[b], g.ptr[b], g.inSet[b] = false, 0, 0, false
 	}
@@ -204,7 +206,7 @@ func (g *greedy) exec(x int32) bool {
 	}
 	g.depth++
 	defer func() { g.depth-- }()
-	if len(g.seq) >= g.limit || g.shut[x] || (m.once[x] && g.made[x]) {
+	if len(g.seq) >= g.limit || g.visits > g.most || g.shut[x] || (m.once[x] && g.made[x]) {
 		return false
 	}
 	for _, y := range m.ctrl[x] {

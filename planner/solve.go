@@ -253,6 +253,9 @@ func (s *search) solve() (*Plan, error) {
 // attempt looks for plans within s.opt.Budget, from the quick solvers to the
 // slow ones, until one meets the bound or the steps are spent.
 func (s *search) attempt() {
+	if s.opt.Budget < s.m.footprint() {
+		return
+	}
 	for _, o := range s.orders {
 		s.offer(o, "save-all")
 	}
@@ -581,10 +584,11 @@ func (s *search) smallest() []int32 {
 		}
 	}
 	low, top := s.m.footprint(), peak
+	enough := s.steps + 1_500_000
 	for _, o := range s.orders {
 		for _, v := range greedyVariants {
 			lo, hi := low, top
-			for hi-lo > (top-low)/256 && !s.stopped() {
+			for hi-lo > (top-low)/128 && s.steps < enough && !s.stopped() {
 				mid := lo + (hi-lo)/2
 				seq := s.greedy(o, mid, v, nil)
 				if seq != nil {
