@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"reprise/ir"
+	"reprise/ir/ops"
 	"reprise/runtime/exe"
 )
 
@@ -114,4 +116,36 @@ func TestCompiled(t *testing.T) {
 // TestSimulated: the same programs before code generation, many more of them.
 func TestSimulated(t *testing.T) {
 	sweep(t, 1<<20, 25*time.Second, func(m *ir.Module, r *rand.Rand) error { return Simulate(context.Background(), m, r) })
+}
+
+// TestCases: programs that were once compiled wrongly, each with what it is about as its first line.
+func TestCases(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.ir")
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	var c *Checker
+	if _, err := exe.Toolchain(); err == nil {
+		c = checker(t)
+	}
+	for _, f := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(f), ".ir"), func(t *testing.T) {
+			text, err := os.ReadFile(f)
+			require.NoError(t, err)
+			m, err := ir.Parse(ops.Table(), f, string(text))
+			require.NoError(t, err)
+			for seed := range uint64(3) {
+				require.NoError(t, Simulate(context.Background(), m, rand.New(rand.NewPCG(seed, 1))))
+			}
+			if c != nil {
+				require.NoError(t, c.Check(context.Background(), m, rand.New(rand.NewPCG(1, 1))))
+			}
+		})
+	}
+}
+
+// TestGrowIsPure: a seed gives one program.
+func TestGrowIsPure(t *testing.T) {
+	for seed := range uint64(20) {
+		require.Equal(t, Grow(seed).String(), Grow(seed).String())
+	}
 }
