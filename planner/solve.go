@@ -264,7 +264,7 @@ func (s *search) attempt() {
 	}
 	for _, o := range s.orders {
 		for _, v := range greedyVariants {
-			if s.best != nil && (s.stopped() || s.steps >= s.allowance()/8) {
+			if s.best != nil && (s.stopped() || (s.steps >= s.allowance()/8 && !v.online)) {
 				break
 			}
 			s.offer(s.greedy(o, s.opt.Budget, v, nil), v.name)
@@ -536,10 +536,10 @@ type greedyVariant struct {
 
 var greedyVariants = [...]greedyVariant{
 	{"greedy", 1, 1, false},
+	{"greedy-online", 1, 1, true}, // early, so that DTR's rule is always among those tried
 	{"greedy-size", 1, 0, false},
 	{"greedy-far", 1, 2, false},
 	{"greedy-half", 0.5, 0.5, false},
-	{"greedy-online", 1, 1, true},
 }
 
 func (s *search) greedy(order []int32, budget int64, v greedyVariant, weight []float64) []int32 {
