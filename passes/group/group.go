@@ -185,15 +185,33 @@ func (g *grouper) classify() {
 			ok = ok && (src == nil || src == s)
 			src = s
 		}
-		if !ok || src == nil {
+		switch {
+		case !ok:
 			continue
-		}
-		if !cheap(op) && len(g.users[src]) < 2 && src.Op != nil && fusible(src.Op) {
+		case src == nil:
+			// Made of small things alone, like a mask: not worth a buffer where it is cheap.
+			if !cheap(op) {
+				continue
+			}
+		case !cheap(op) && src.Op != nil && fusible(src.Op) && !g.alsoRead(src, op):
 			// Keeping the result instead of its source costs no more memory and computes less.
 			continue
 		}
 		g.again[op], g.src[op] = true, src
 	}
+}
+
+// alsoRead: v is read by something other than op, directly or through ops that are computed again.
+func (g *grouper) alsoRead(v *ir.Value, op *ir.Op) bool {
+	for _, u := range g.users[v] {
+		if u == op {
+			continue
+		}
+		if !g.again[u] || g.isRes[u.Results[0]] || g.alsoRead(u.Results[0], op) {
+			return true
+		}
+	}
+	return false
 }
 
 // source is the full-size value that v is made of, nil where v is small or made of nothing.
@@ -392,19 +410,20 @@ func (g *grouper) canJoin(op *ir.Op, u *unit, sole bool) bool {
 	}
 	full := slices.Equal(out.Shape, u.domain)
 	sameLen := out.Len() == lenOf(u.domain)
-	row := u.split >= 0 && slices.Equal(out.Shape, u.domain[:u.split])
+	row := u.split >= 0 && slices.Equal(out.Shape, u.domain[:u.split]) || g.firstRow(op, u)
 	if !sole && !full && !row && !(op.Name() == "reduce") {
 		return false
 	}
 	switch {
 	case op.Name() == "reduce":
-		if !lower.RowReduce(op) || u.column || u.contr != nil || u.index || !slices.Equal(op.In(0).Shape, u.domain) {
+		if !lower.RowReduce(op) || u.column || u.contr != nil || u.index {
 			return false
 		}
-		if u.split >= 0 && u.split != out.Rank() {
-			return false
+		if u.split < 0 && full && g.allFull(u) {
+			// All members are row values so far: the rows are the operand's.
+			return g.aligned(op.Results[0], u, out.Rank())
 		}
-		if u.split < 0 && !g.allFull(u) {
+		if !slices.Equal(op.In(0).Shape, u.domain) || u.split >= 0 && u.split != out.Rank() || u.split < 0 && !g.allFull(u) {
 			return false
 		}
 		return g.aligned(op.Results[0], u, out.Rank())
@@ -421,6 +440,15 @@ func (g *grouper) canJoin(op *ir.Op, u *unit, sole bool) bool {
 		return out.Len() == 1 && !u.column || cheap(op) && out.Len()*4 >= lenOf(u.domain)
 	}
 	return true
+}
+
+// firstRow: op would be the first row value of a unit that has none: elementwise on the leading
+// dimensions, and broadcast along the others by all of its readers in the unit.
+func (g *grouper) firstRow(op *ir.Op, u *unit) bool {
+	out := op.Out(0)
+	return u.split < 0 && elementwise(op) && !u.column && u.contr == nil && !u.index && g.allFull(u) &&
+		out.Rank() < len(u.domain) && slices.Equal(out.Shape, u.domain[:out.Rank()]) && out.Len() >= 2 && out.Len()*smallShare <= lenOf(u.domain) &&
+		g.aligned(op.Results[0], u, out.Rank())
 }
 
 // allFull: every result of u has its domain's shape, so that a row program can write it.
@@ -509,6 +537,7 @@ func (g *grouper) straight(v *ir.Value, u *unit) bool {
 }
 
 func (g *grouper) join(op *ir.Op, u *unit, out bool) {
+	row := g.firstRow(op, u)
 	u.ops = append(u.ops, op)
 	u.leaves += len(op.Operands) - 1
 	if out {
@@ -516,11 +545,13 @@ func (g *grouper) join(op *ir.Op, u *unit, out bool) {
 	}
 	switch {
 	case op.Name() == "reduce":
-		u.split = op.Out(0).Rank()
+		u.domain, u.split = op.In(0).Shape, op.Out(0).Rank()
 	case op.Name() == "contract":
 		u.contr = op
 	case lightIndex(op):
 		u.index = true
+	case row:
+		u.split = op.Out(0).Rank()
 	}
 	g.unit[op] = u
 }

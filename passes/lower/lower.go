@@ -13,6 +13,7 @@ import (
 	"reprise/ir/dtype"
 	"reprise/ir/kern"
 	"reprise/ir/ops"
+	"reprise/ir/tensor"
 )
 
 // RefKind says what a kernel argument is.
@@ -215,9 +216,12 @@ func (p *program) lower() (*Lowered, error) {
 		}
 		return p.lowerContract(contract)
 	case len(reduces) == 0:
+		if full, rank, ok := p.rowResults(); ok {
+			return p.lowerRows(full, rank, nil)
+		}
 		return p.lowerMap()
 	case RowReduce(reduces[0]):
-		return p.lowerRows(reduces)
+		return p.lowerRows(reduces[0].In(0).Shape, reduces[0].Out(0).Rank(), reduces)
 	case len(reduces) == 1 && len(p.outs) == 1 && p.outs[0] == reduces[0].Results[0]:
 		if n, rows := reducedLen(reduces[0]), reduces[0].Out(0).Len(); trailing(reduces[0]) && rows < rowsEnough && n > 0 {
 			return p.lowerLong(reduces[0])
@@ -225,6 +229,21 @@ func (p *program) lower() (*Lowered, error) {
 		return p.lowerColumns(reduces[0])
 	}
 	return nil, fmt.Errorf("BUG: a reduction over leading axes must be the only result")
+}
+
+// rowResults: the program has results of a full shape and of its rows, rank leading dimensions.
+func (p *program) rowResults() (full []int64, rank int, ok bool) {
+	for _, o := range p.outs {
+		if full == nil || o.Type.Len() > tensor.Len(full) {
+			full = o.Type.Shape
+		}
+	}
+	for _, o := range p.outs {
+		if o.Type.Len() < tensor.Len(full) {
+			return full, o.Type.Rank(), true
+		}
+	}
+	return full, 0, false
 }
 
 // rowsEnough is the number of rows from which a reduction over trailing axes is run a row at a

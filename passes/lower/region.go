@@ -205,12 +205,11 @@ func (p *program) levels(reduces []*ir.Op) [][]*ir.Op {
 	return compact
 }
 
-// lowerRows makes a row program: all reductions are over the same trailing dimensions, and a
+// lowerRows makes a row program over the shape in, of which k dimensions are the rows: all
+// reductions are over the other dimensions, and a
 // tile works through a block of rows, sweeping each row once for every level of
 // reductions and once for the results.
-func (p *program) lowerRows(reduces []*ir.Op) (*Lowered, error) {
-	in := reduces[0].In(0).Shape
-	k := reduces[0].Out(0).Rank()
+func (p *program) lowerRows(in []int64, k int, reduces []*ir.Op) (*Lowered, error) {
 	rowShape, colShape := in[:k], in[k:]
 	for _, r := range reduces {
 		if !sameShape(r.In(0).Shape, in) || r.Out(0).Rank() != k || !RowReduce(r) {
