@@ -40,7 +40,7 @@ func Table() []Pass {
 		{"raise", "softmax, norms, GELU, losses, rotary embedding and attention that were written in parts become one op", raise.Run},
 		{"cse", "equal computations become one", plain(cse.Run)},
 		{"autodiff", "gradient becomes the program that computes it", func(m *ir.Module, t *ir.Table) error { return autodiff.Run(m, t) }},
-		{"expand", "composite ops become primitives", expand.Run},
+		{"expand", "composite ops become primitives, calls the ops of what they call", expand.Run},
 		{"canon#2", "as before, on what autodiff and expand made", canon.Run},
 		{"cse#2", "what forward and backward both compute becomes one: the planner decides whether to compute it again", plain(cse.Run)},
 		{"dce#2", "primal ops that only an unused result needed go", plain(dce.Run)},

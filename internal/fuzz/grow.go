@@ -27,6 +27,8 @@ type grower struct {
 	work  int64     // multiplications of one contraction, window or attention
 	grad  bool      // only ops that have derivatives or need none
 	names int
+
+	called *ir.Func // a function to call, or nil
 }
 
 // size is a random size of a dimension: 1, powers of two, odd ones, and now and then none at all.
@@ -52,7 +54,9 @@ func (g *grower) shape(rank int) []int64 {
 	}
 }
 
-func (g *grower) anyShape() []int64 { return g.shape([]int{0, 1, 1, 2, 2, 2, 2, 3, 3, 4}[g.r.IntN(10)]) }
+func (g *grower) anyShape() []int64 {
+	return g.shape([]int{0, 1, 1, 2, 2, 2, 2, 3, 3, 4}[g.r.IntN(10)])
+}
 
 // dtype is a random element type: most of all f32.
 func (g *grower) dtype() dtype.Type {
@@ -271,7 +275,7 @@ func (g *grower) try(f func(g *grower)) {
 // region grows a region over given types that yields values of others.
 func (g *grower) region(args []*ir.Value, steps int, yield func(in *grower, p []*ir.Value) []*ir.Value) *ir.Block {
 	r := g.b.Block.Func.NewRegion()
-	in := &grower{r: g.r, b: ir.NewBuilder(g.b.Table, r, g.b.Loc), rng: g.rng, depth: g.depth + 1, limit: g.limit, work: g.work / 4, grad: g.grad}
+	in := &grower{called: g.called, r: g.r, b: ir.NewBuilder(g.b.Table, r, g.b.Loc), rng: g.rng, depth: g.depth + 1, limit: g.limit, work: g.work / 4, grad: g.grad}
 	for _, v := range args {
 		p := r.AddParam("", v.Type)
 		if p.Type.DType == dtype.Key {
@@ -292,9 +296,13 @@ func (g *grower) region(args []*ir.Value, steps int, yield func(in *grower, p []
 func Grow(seed uint64) *ir.Module {
 	r := rand.New(rand.NewPCG(seed, 0x5eed))
 	m := ir.NewModule(fmt.Sprintf("fuzz%d", seed))
-	f := m.NewFunc("step")
 	rng := int64(0)
-	g := &grower{r: r, b: ir.NewBuilder(ops.Table(), f.Body, ir.Loc{Layer: "top"}), rng: &rng, limit: 2500, work: 60000}
+	var called *ir.Func
+	if r.IntN(6) == 0 {
+		called = callee(r, m, &rng)
+	}
+	f := m.NewFunc("step")
+	g := &grower{called: called, r: r, b: ir.NewBuilder(ops.Table(), f.Body, ir.Loc{Layer: "top"}), rng: &rng, limit: 2500, work: 60000}
 	switch r.IntN(12) {
 	case 0:
 		g.limit = 9000
@@ -305,7 +313,7 @@ func Grow(seed uint64) *ir.Module {
 	g.params(f, m)
 	old := slices.Clone(g.pool)
 	ts := templates()
-	for range 6 + r.IntN(18) {
+	for range 8 + r.IntN(32) {
 		g.step(ts)
 	}
 	if r.IntN(12) == 0 {
@@ -318,6 +326,26 @@ func Grow(seed uint64) *ir.Module {
 	}
 	f.Renumber()
 	return m
+}
+
+// callee grows a function for others to call.
+func callee(r *rand.Rand, m *ir.Module, rng *int64) *ir.Func {
+	f := m.NewFunc("called")
+	g := &grower{r: r, b: ir.NewBuilder(ops.Table(), f.Body, ir.Loc{Layer: "called"}), rng: rng, depth: 1, limit: 300, work: 5000, grad: true}
+	g.key = f.Body.AddParam("", ir.T(dtype.Key))
+	for range 1 + r.IntN(2) {
+		g.pool = append(g.pool, f.Body.AddParam("", ir.T(dtype.F32, g.shape(1+r.IntN(2))...)))
+	}
+	ts := templates()
+	for range 1 + r.IntN(6) {
+		g.step(ts)
+	}
+	for i := range 1 + r.IntN(2) {
+		f.Results = append(f.Results, fmt.Sprintf("r%d", i))
+		f.Body.Results = append(f.Body.Results, g.pick(isFloat))
+	}
+	f.Renumber()
+	return f
 }
 
 // params gives @step its parameters, and @init where there is state.
@@ -430,7 +458,7 @@ func (g *grower) finish(f *ir.Func, old []*ir.Value) {
 			})
 		}
 	}
-	for i := range 1 + g.r.IntN(5) {
+	for i := range 1 + g.r.IntN(7) {
 		name := fmt.Sprintf("y%d", i)
 		switch {
 		case g.chance(5):
@@ -459,7 +487,7 @@ func (g *grower) finish(f *ir.Func, old []*ir.Value) {
 func (g *grower) train(f *ir.Func) {
 	var loss *ir.Value
 	n := 0
-	for i := len(g.pool) - 1; i >= 0 && n < 3; i-- {
+	for i := len(g.pool) - 1; i >= 0 && n < 6; i-- {
 		v := g.pool[i]
 		if !isFloat(v) || v.Type.Len() == 0 || v.Op == nil && n > 0 {
 			continue

@@ -661,6 +661,14 @@ func (g *grower) optimizer() {
 
 // control: while, if, case, call.
 func (g *grower) control() {
+	if g.called != nil && g.key != nil && g.chance(30) {
+		args := []*ir.Value{g.key}
+		for _, p := range g.called.Body.Params[1:] {
+			args = append(args, g.of(p.Type))
+		}
+		g.add(g.b.Multi("call", args, nil, ir.A("callee", g.called.Name)).Results...)
+		return
+	}
 	if g.depth > 1 {
 		giveUp()
 	}

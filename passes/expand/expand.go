@@ -1,5 +1,5 @@
 // Package expand writes composite ops (softmax, norms, losses, optimizer steps) in
-// primitives. It runs after autodiff, which knows the composites' own gradients, and before the second cse,
+// primitives, and calls as the ops of what they call. It runs after autodiff, which knows the composites' own gradients, and before the second cse,
 // so that a row statistic that forward and backward both need is computed once.
 package expand
 
@@ -8,7 +8,8 @@ import (
 	"reprise/ir"
 )
 
-// Run expands every op that has an expansion, regions included, until none is left.
+// Run expands every op that has an expansion, regions included, until none is left. Functions
+// stand before their callers, so what is called is expanded already.
 func Run(m *ir.Module, t *ir.Table) (err error) {
 	defer diag.Catch(&err)
 	for _, f := range m.Funcs {
@@ -22,7 +23,7 @@ func block(b *ir.Block, t *ir.Table) {
 	for {
 		found := false
 		for _, op := range b.Ops {
-			found = found || op.Def.Expand != nil
+			found = found || composite(op)
 		}
 		if !found {
 			break
@@ -42,14 +43,39 @@ func once(b *ir.Block, t *ir.Table) {
 	to := ir.Mapping{}
 	for _, op := range ops {
 		op.Operands = to.All(op.Operands)
-		if op.Def.Expand == nil {
+		if !composite(op) {
 			b.Ops = append(b.Ops, op)
 			continue
 		}
-		results := op.Def.Expand(ir.NewBuilder(t, b, op.Loc), op)
+		var results []*ir.Value
+		if op.Name() == "call" {
+			results = inline(b, op)
+		} else {
+			results = op.Def.Expand(ir.NewBuilder(t, b, op.Loc), op)
+		}
 		for i, r := range op.Results {
 			to[r] = results[i]
 		}
 	}
 	b.Results = to.All(b.Results)
+}
+
+func composite(op *ir.Op) bool { return op.Def.Expand != nil || op.Name() == "call" }
+
+// inline appends the ops of what op calls, and gives what stands for its results.
+func inline(b *ir.Block, op *ir.Op) []*ir.Value {
+	callee := b.Func.Module.Func(op.Attrs.Str("callee")).Body
+	vals := ir.Mapping{}
+	for i, p := range callee.Params {
+		vals[p] = op.Operands[i]
+	}
+	mark := func(o *ir.Op) { o.Loc = o.Loc.With("inline") } // copies share random op ids
+	for _, o := range callee.Ops {
+		c := b.CloneOp(o, vals)
+		mark(c)
+		for _, r := range c.Regions {
+			r.Walk(mark)
+		}
+	}
+	return vals.All(callee.Results)
 }

@@ -156,7 +156,7 @@ func residentConst(v *ir.Value) bool {
 // no kernel here.
 func LowerOrControl(op *ir.Op) (*lower.Lowered, error) {
 	switch op.Name() {
-	case "while", "if", "case", "call":
+	case "while", "if", "case":
 		return &lower.Lowered{}, nil
 	}
 	return lower.Op(op)
