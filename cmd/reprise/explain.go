@@ -2,7 +2,9 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"os"
 	"path"
 	"strings"
 	"text/tabwriter"
@@ -18,7 +20,7 @@ func (a *app) explainCmd() *cobra.Command {
 	var f modelFlags
 	var top int
 	cmd := &cobra.Command{
-		Use:   "explain BINARY|MODEL [VALUE|LAYER-PATTERN]",
+		Use:   "explain PLAN.json|BINARY|MODEL [VALUE|LAYER-PATTERN]",
 		Short: "Every value: its bytes, whether it is saved, recomputed or pinned, why, and its layer",
 		Example: `  reprise explain ./gpt
   reprise explain ./gpt 'layers.3.*'
@@ -86,6 +88,9 @@ func (a *app) explained(cmd *cobra.Command, f *modelFlags, arg string) ([]compil
 		}
 		return values, r, json.Unmarshal(d.Info, &r)
 	}
+	if strings.HasSuffix(arg, ".json") {
+		return readPlanFile(arg)
+	}
 	opt, err := f.options()
 	if err != nil {
 		return nil, r, err
@@ -99,6 +104,24 @@ func (a *app) explained(cmd *cobra.Command, f *modelFlags, arg string) ([]compil
 		return nil, r, err
 	}
 	return p.Values, p.Report, nil
+}
+
+// readPlanFile reads what plan -o wrote for a model.
+func readPlanFile(path string) ([]compile.ValueReport, compile.Report, error) {
+	var doc struct {
+		Values []compile.ValueReport `json:"values"`
+		Report compile.Report        `json:"report"`
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, doc.Report, diag.Errorf("file", "can't read %s: %v", path, errors.Unwrap(err))
+	}
+	if err := json.Unmarshal(data, &doc); err != nil || doc.Values == nil {
+		e := diag.Errorf("plan", "no plan of a model: it has no values to explain").WithHint("write one with: reprise plan MODEL -o PLAN.json; a graph file's plan is read by reprise check")
+		e.File = path
+		return nil, doc.Report, e
+	}
+	return doc.Values, doc.Report, nil
 }
 
 func layers(values []compile.ValueReport) []string {
