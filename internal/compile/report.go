@@ -129,6 +129,9 @@ func valueReports(p *planned) []ValueReport {
 			r := ValueReport{Name: v.Name, Layer: op.Loc.Layer, Op: remat.Name(op), Type: v.Type.String(), Bytes: v.Type.Bytes(), Runs: 1,
 				Spans: [][2]int{{pos, last[v]}}}
 			r.Fate, r.Reason = fate(op, v, pos, last[v], isResult[v])
+			if h := p.frame.Homes[v]; h.Param != nil && !lower.IsView(op) {
+				r.Fate, r.Reason = FateResident, fmt.Sprintf("the new value of %s %s, written over the old one", h.Param.Role(), h.Param.Name)
+			}
 			index[v] = len(out)
 			out = append(out, r)
 		}
