@@ -219,14 +219,13 @@ func (g *greedy) exec(x int32) bool {
 			g.locked[b]++
 		}
 	}
-	for k, b := range m.ins[x] {
+	for _, b := range m.ins[x] {
 		if !g.live[b] {
 			if !g.ensure(b) {
 				return false
 			}
 			g.locked[b]++
 		}
-		_ = k
 	}
 	var want int64
 	for _, b := range m.outs[x] {

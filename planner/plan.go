@@ -16,12 +16,10 @@ type Placement struct {
 
 // Proofs, from the weakest: what kind of argument Plan.LowerBound rests on.
 const (
-	ProofBase          = "base"               // every op runs once
-	ProofCut           = "single-cut"         // Lagrangian minimum cut at one op, integer arithmetic
-	ProofCutInteger    = "single-cut-integer" // branch and bound over that
-	ProofExact         = "exact"              // an exhaustive search
-	ProofOneRecompute  = "one-recompute"      // bounds only plans in which no op runs more than twice
-	ProofGivenSequence = "given-order"        // bounds only plans that keep the first runs in the given order
+	ProofBase       = "base"               // every op runs once
+	ProofCut        = "single-cut"         // Lagrangian minimum cut at one op, integer arithmetic
+	ProofCutInteger = "single-cut-integer" // branch and bound over that
+	ProofExact      = "exact"              // an exhaustive search
 )
 
 // Plan is a total order of op instances with what is known about it. All sizes
