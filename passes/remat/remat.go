@@ -138,17 +138,13 @@ func Build(f *ir.Func, costs Costs) (*Problem, error) {
 
 // residentView: v is memory that lives through the step, or a view of it, or a constant.
 func residentView(v *ir.Value) bool {
-	for v.Op != nil && lower.IsView(v.Op) {
-		v = v.Op.Operands[v.Index]
-	}
+	v = base(v)
 	return v.Op == nil || lower.IsConstant(v.Op)
 }
 
 // residentConst: v is a constant, or a view of one.
 func residentConst(v *ir.Value) bool {
-	for v.Op != nil && lower.IsView(v.Op) {
-		v = v.Op.Operands[v.Index]
-	}
+	v = base(v)
 	return v.Op != nil && lower.IsConstant(v.Op)
 }
 
@@ -214,7 +210,7 @@ func (p *Problem) stateUpdates(index map[*ir.Value]int) {
 				pair, ok = pr, true
 			}
 		}
-		if !ok || p.returned(old, i) {
+		if !ok || p.returned(old, i) || readsBeside(op, low, pair) {
 			continue
 		}
 		// A reader that the update leads to must see the old value: then it is kept.
@@ -298,13 +294,28 @@ func (p *Problem) setOrder(users map[*ir.Op][]*ir.Op, opIndex map[*ir.Op]int) {
 	}
 }
 
+// readsBeside: op reads the operand of pair through a view as well, at places of its own.
+func readsBeside(op *ir.Op, low *lower.Lowered, pair [2]int) bool {
+	for j, v := range op.Operands {
+		if j != pair[0] && base(v) == op.Operands[pair[0]] && !slices.Contains(low.InPlace, [2]int{j, pair[1]}) {
+			return true
+		}
+	}
+	return false
+}
+
+// base is the value whose memory v is.
+func base(v *ir.Value) *ir.Value {
+	for v.Op != nil && lower.IsView(v.Op) {
+		v = v.Op.Operands[v.Index]
+	}
+	return v
+}
+
 // returned: the old value is also a result by itself, other than result i.
 func (p *Problem) returned(old *ir.Value, i int) bool {
 	for j, v := range p.Func.Body.Results {
-		for v.Op != nil && lower.IsView(v.Op) {
-			v = v.Op.Operands[v.Index]
-		}
-		if j != i && v == old {
+		if j != i && base(v) == old {
 			return true
 		}
 	}
