@@ -162,8 +162,8 @@ func (v *verifier) identity(op *Op) error {
 		}
 		return nil
 	}
-	id := op.Attrs.Int("rng")
-	if id == 0 || isCopy(op.Loc) || insideClone(op) {
+	id, random := op.Attrs.Get("rng").(int64)
+	if !random || op.Det() != Keyed || isCopy(op.Loc) || insideClone(op) {
 		return nil
 	}
 	if first := v.rng[id]; first != nil {
