@@ -97,6 +97,10 @@ func TestErrors(t *testing.T) {
 		{"unknown target", []string{"plan", tiny, "--target", "cpu:z80"}, 1, []string{`unknown target "cpu:z80"`, "cpu:x86-64-v3"}, map[string]any{"code": "target"}},
 		{"bad budget", []string{"plan", tiny, "--budget", "banana"}, 2, []string{`budget "banana" is no number of bytes`, "write 512MiB"}, map[string]any{"code": "usage"}},
 		{"no output", []string{"compile", tiny}, 2, []string{"-o OUT is missing"}, map[string]any{"code": "usage"}},
+		{"unknown text", []string{"compile", tiny, "-o", out, "--emit", "asm"}, 2, []string{"--emit asm: want ir, kern, llvm, "}, map[string]any{"code": "usage"}},
+		{"settings of a finished step", []string{"plan", vec, "--lr", "1"}, 1, []string{"have nowhere to go"}, map[string]any{"code": "option"}},
+		{"plan of a graph", []string{"explain", write(t, dir, "plan.json", `{"format":"reprise.plan/1","order":[]}`)}, 1, []string{"no plan of a model", "reprise check"},
+			map[string]any{"code": "plan"}},
 		{"no model", []string{"compile"}, 2, []string{"accepts 1 arg(s)", "usage: reprise compile MODEL -o OUT"}, map[string]any{"code": "usage"}},
 		{"unknown variant", []string{"compile", tiny, "-o", out, "--math", "tf32"}, 1, []string{`no numeric variant "tf32"`}, map[string]any{"code": "math"}},
 		{"unknown op", []string{"opt", unknown}, 1, []string{unknown + ":4:8: ", `unknown operation "frob"`}, map[string]any{"file": unknown, "line": 4.0, "col": 8.0}},
@@ -320,6 +324,9 @@ func TestExplain(t *testing.T) {
 	assert.Contains(t, doc.Report, "arena_bytes")
 	one := doc.Values[0].Name
 	assert.Contains(t, ok(t, "explain", tiny, "%"+one, "--train"), "%"+one)
+	plan := filepath.Join(t.TempDir(), "p.json")
+	ok(t, "plan", tiny, "--train", "-o", plan)
+	assert.Equal(t, byLayer, ok(t, "explain", plan, "layers.1.*"))
 	status, _, stderr := cli("explain", tiny, "[", "--train")
 	assert.Equal(t, 2, status)
 	assert.Contains(t, stderr, `pattern "["`)
