@@ -101,12 +101,12 @@ func Run(m *ir.Module, t *ir.Table, opt Options) error {
 			continue
 		}
 		before := m.Clone()
-		err := p.Run(m, t)
+		err := guarded(p, m, t)
 		if err == nil {
 			err = ir.Verify(m)
 		}
 		if err != nil {
-			if d := diag.As(err); d.Code != "error" && d.Code != "verify" {
+			if d := diag.As(err); d.Code != "error" && d.Code != "verify" && d.Code != "bug" {
 				return err // the model's mistake, said in its terms
 			}
 			return &Failure{p.Name, before.String(), err}
@@ -116,4 +116,10 @@ func Run(m *ir.Module, t *ir.Table, opt Options) error {
 		}
 	}
 	return nil
+}
+
+// guarded runs a pass; a broken invariant is its failure, like any other.
+func guarded(p Pass, m *ir.Module, t *ir.Table) (err error) {
+	defer diag.Recovered(&err)
+	return p.Run(m, t)
 }

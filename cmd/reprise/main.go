@@ -41,7 +41,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	err := root.ExecuteContext(ctx)
+	err := func() (err error) {
+		defer diag.Recovered(&err)
+		return root.ExecuteContext(ctx)
+	}()
 	if err == nil {
 		return 0
 	}
@@ -68,7 +71,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "reprise: interrupted")
 		return 130
 	}
-	a.report(err)
+	a.report(reproducer(err))
 	return 1
 }
 

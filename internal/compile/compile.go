@@ -389,6 +389,7 @@ func Make(ctx context.Context, m *frontend.Model, opt Options, out string) (*Pro
 	}
 	var p *Program
 	g.Go(func() (err error) {
+		defer diag.Recovered(&err)
 		p, err = Compile(gctx, m, opt)
 		return err
 	})

@@ -5,6 +5,8 @@ package diag
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
+	"runtime"
 	"strings"
 )
 
@@ -79,4 +81,31 @@ func Catch(err *error) {
 	default:
 		panic(r)
 	}
+}
+
+// Recovered, deferred, turns a panic, which is always a fault of ours, into *err with the place where
+// it came from.
+func Recovered(err *error) {
+	r := recover()
+	if r == nil {
+		return
+	}
+	if e, ok := r.(*Error); ok {
+		*err = e
+		return
+	}
+	text := strings.TrimPrefix(fmt.Sprint(r), "BUG: ")
+	pcs := make([]uintptr, 64)
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])
+	panicked := false
+	for more := true; more; {
+		var f runtime.Frame
+		f, more = frames.Next()
+		if panicked && strings.HasPrefix(f.Function, "reprise/") {
+			text += fmt.Sprintf(" (%s, %s:%d)", f.Function, filepath.Base(f.File), f.Line)
+			break
+		}
+		panicked = panicked || f.Function == "runtime.gopanic"
+	}
+	*err = Errorf("bug", "BUG: %s", text).WithHint("this is a fault of reprise: keep the model and report it with the output of reprise doctor")
 }

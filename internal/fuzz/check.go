@@ -31,7 +31,7 @@ func (r *Refused) Unwrap() error { return r.Err }
 // refusal tells a reason given to a person from a fault of ours.
 func refusal(err error) error {
 	var d *diag.Error
-	if errors.As(err, &d) && d.Code != "error" && d.Code != "verify" && d.Code != "pass" {
+	if errors.As(err, &d) && d.Code != "error" && d.Code != "verify" && d.Code != "pass" && d.Code != "bug" {
 		return &Refused{err}
 	}
 	return err

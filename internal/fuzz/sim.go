@@ -181,6 +181,9 @@ func (s *sim) launch(in exe.Inst, lo, hi int64) error {
 		return nil
 	}
 	l := s.launches[in.Symbol]
+	if err := apart(l, in.Args); err != nil {
+		return err
+	}
 	bufs := make([][]byte, len(in.Args))
 	for i, a := range in.Args {
 		bufs[i] = s.bytes(a)
@@ -216,6 +219,28 @@ func (s *sim) launch(in exe.Inst, lo, hi int64) error {
 	o, lse := attnref.Forward(a, in32(0), in32(1), in32(2), &key)
 	store(out[0], o)
 	store(out[1], lse)
+	return nil
+}
+
+// apart checks that what a launch writes lies apart from what it reads, or exactly on it. The operands
+// of a hand-scheduled family are read all the time; only an epilogue's may be written over.
+func apart(l lower.Launch, args []exe.Arg) error {
+	for i, a := range args {
+		for j, b := range args {
+			if i == j || !a.Write || a.Const || b.Const || a.Offset >= b.Offset+b.Bytes || b.Offset >= a.Offset+a.Bytes {
+				continue
+			}
+			onto := a.Offset == b.Offset && a.Bytes == b.Bytes && !b.Write
+			if l.Contract != nil {
+				onto = onto && j >= 2
+			} else {
+				onto = onto && l.Kern != nil
+			}
+			if !onto {
+				return fmt.Errorf("argument %d (%d bytes at %d) is written over argument %d (%d bytes at %d)", i, a.Bytes, a.Offset, j, b.Bytes, b.Offset)
+			}
+		}
+	}
 	return nil
 }
 
