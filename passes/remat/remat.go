@@ -244,6 +244,11 @@ func (p *Problem) stateUpdates(index map[*ir.Value]int) {
 		po.InPlace = append(po.InPlace, [2]int{index[old], index[v]})
 		p.InPlace[op] = append(p.InPlace[op], pair)
 		p.joinStorage(index[old], index[v])
+		// The new value is where it stays: no reader may take its memory over.
+		for k, u := range p.Ops {
+			uo := &p.Problem.Ops[k]
+			uo.InPlace = slices.DeleteFunc(uo.InPlace, func(pr [2]int) bool { return u != op && base(p.Values[pr[0]]) == v })
+		}
 	}
 	p.setOrder(users, opIndex)
 }
