@@ -127,7 +127,7 @@ func (a *app) modelsCmd() *cobra.Command {
 func (a *app) benchCmd() *cobra.Command {
 	var peers bool
 	var rounds int
-	var configs []string
+	var configs, who []string
 	var dir string
 	cmd := &cobra.Command{
 		Use:   "bench [SUITE…]",
@@ -142,7 +142,7 @@ func (a *app) benchCmd() *cobra.Command {
 			for _, suite := range list {
 				switch suite {
 				case "step":
-					if err := a.benchStep(cmd.Context(), peers, rounds, configs, dir); err != nil {
+					if err := a.benchStep(cmd.Context(), peers, who, rounds, configs, dir); err != nil {
 						return err
 					}
 				case "kernels":
@@ -162,16 +162,25 @@ func (a *app) benchCmd() *cobra.Command {
 	}
 	fl := cmd.Flags()
 	fl.BoolVar(&peers, "peers", false, "measure the peers of bench/peers in turns with ours")
+	fl.StringSliceVar(&who, "peer", nil, "with --peers, only these contestants of step: "+strings.Join(step.Peers(), ", "))
 	fl.IntVar(&rounds, "rounds", 5, "turns of each contestant")
 	fl.StringSliceVar(&configs, "config", nil, "only these configurations of step")
 	fl.StringVar(&dir, "dir", "bench", "the repository's bench directory")
 	return cmd
 }
 
-func (a *app) benchStep(ctx context.Context, peers bool, rounds int, names []string, dir string) error {
+func (a *app) benchStep(ctx context.Context, peers bool, who []string, rounds int, names []string, dir string) error {
 	o := step.Options{Rounds: rounds, PeersDir: filepath.Join(dir, "peers"), Results: filepath.Join(dir, "results"), Log: a.err, Peers: []string{}}
 	if peers {
 		o.Peers = step.Peers()
+		if len(who) > 0 {
+			o.Peers = who
+		}
+	}
+	for _, w := range who {
+		if !slices.Contains(step.Peers(), w) {
+			return usageError{fmt.Errorf("--peer %q: contestants are %s", w, strings.Join(step.Peers(), ", "))}
+		}
 	}
 	for _, c := range step.Configs() {
 		for _, n := range names {
