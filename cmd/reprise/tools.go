@@ -236,6 +236,9 @@ func (a *app) benchKernels(ctx context.Context, peers bool, dir string) error {
 	if err != nil {
 		return err
 	}
+	if err := rep.Write(filepath.Join(dir, "results")); err != nil {
+		return err
+	}
 	if a.json {
 		a.print(rep)
 	}
