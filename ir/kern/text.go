@@ -12,7 +12,9 @@ import (
 // numbered in the order in which they appear), so kernels that do the same in the
 // same way have the same text and are compiled once. A value that a statement uses
 // more than once is named and printed once.
-func (k *Kernel) Text() string { return k.text(&printer{vars: map[*Var]int{}, locals: map[*Local]int{}}) }
+func (k *Kernel) Text() string {
+	return k.text(&printer{vars: map[*Var]int{}, locals: map[*Local]int{}})
+}
 
 // Shape is Text with the ids of random ops replaced by numbers in order of
 // appearance, and the ids: kernels that differ only in whose random words they draw
