@@ -158,6 +158,9 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 		limit = all.arena
 	}
 	p := &Program{planned: chosen, Step: chosen.module}
+	if err := p.ProveOnce(); err != nil {
+		return nil, err
+	}
 	p.Report = newReport(m, target, limit, chosen, all, least)
 	p.Report.PlanSeconds = time.Since(start).Seconds()
 	p.Values = valueReports(chosen)

@@ -8,7 +8,7 @@ import (
 )
 
 // costs estimates what an op takes on two cores, from its shapes alone, so that plans do not
-// depend on the machine that compiles. Rates were fitted to measured profiles (docs/rationale.md).
+// depend on the machine that compiles. Rates are round figures for such machines (docs/rationale.md).
 type costs struct{ target cpu.Target }
 
 func newCosts(t cpu.Target) *costs { return &costs{t} }
