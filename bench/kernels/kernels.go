@@ -18,8 +18,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -30,10 +28,14 @@ import (
 	"reprise/codegen/cpu"
 	"reprise/ir/dtype"
 	"reprise/ir/kern"
+	"reprise/runtime/native"
 )
 
 //go:embed peer.py
 var peerSource string
+
+//go:embed src/burst.c
+var burstSource string
 
 // Shape is one contraction, C[M,N] = A[M,K]·B[K,N], Batch times. TA, TB: the operand
 // lies in memory transposed ([K,M], [N,K]).
@@ -255,7 +257,10 @@ func (r *Report) Write(dir string) error {
 
 func measure(s Shape, k *kernel, p *peer, threads int, o Options) (Result, error) {
 	res := Result{Shape: s.String(), Name: s.Name, Threads: threads, Want: s.WantAtLeast}
-	w := newWorkers(k, threads)
+	w, err := newWorkers(k, threads)
+	if err != nil {
+		return res, err
+	}
 	defer w.stop()
 	w.run(2)
 	var ours, theirs []float64
@@ -293,7 +298,9 @@ type kernel struct {
 	dir      string
 	lib      uintptr
 	launches []launch
-	mem      [][]byte
+
+	newPool, freePool, run uintptr // functions of burst.c
+	mem                    [][]byte
 }
 
 type launch struct {
@@ -326,12 +333,27 @@ func build(ctx context.Context, s Shape, t cpu.Target) (_ *kernel, err error) {
 	if err := os.WriteFile(ll, []byte(m.String()), 0o644); err != nil {
 		return nil, err
 	}
-	out, err := exec.CommandContext(ctx, clang, "-O2", "-fPIC", "-shared", "-nostdlib", "-Wno-override-module", "-o", so, ll).CombinedOutput()
+	command := []string{"-O2", "-fPIC", "-shared", "-pthread", "-Wno-override-module", "-o", so, ll}
+	for _, f := range append(native.Sources(true), native.File{Name: "burst.c", Text: burstSource}) {
+		name := filepath.Join(k.dir, f.Name)
+		if err := os.WriteFile(name, []byte(f.Text), 0o644); err != nil {
+			return nil, err
+		}
+		if slices.Contains([]string{"pool.c", "cpu.c", "error.c", "burst.c"}, f.Name) {
+			command = append(command, name)
+		}
+	}
+	out, err := exec.CommandContext(ctx, clang, command...).CombinedOutput()
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w\n%s", s, err, out)
 	}
 	if k.lib, err = purego.Dlopen(so, purego.RTLD_NOW|purego.RTLD_LOCAL); err != nil {
 		return nil, err
+	}
+	for name, to := range map[string]*uintptr{"burst_pool": &k.newPool, "burst_free": &k.freePool, "burst_run": &k.run} {
+		if *to, err = purego.Dlsym(k.lib, name); err != nil {
+			return nil, err
+		}
 	}
 	r := rand.New(rand.NewSource(1))
 	var args []unsafe.Pointer
@@ -405,99 +427,50 @@ func (k *kernel) close() {
 	_ = os.RemoveAll(k.dir)
 }
 
-// workers run a kernel's launches as the runtime does: static shares of the tiles on
-// threads that spin between launches of one burst and sleep between bursts.
+// workers run a kernel's launches on the runtime's own pool (burst.c), as a model does.
 type workers struct {
-	k       *kernel
-	n       int
-	bursts  []chan int
-	arrived atomic.Int64
-	done    sync.WaitGroup
-	scratch [][]byte
+	k        *kernel
+	pool     uintptr
+	launches []burstLaunch
+	scratch  []byte
 }
 
-func newWorkers(k *kernel, n int) *workers {
-	w := &workers{k: k, n: n}
-	for range n {
-		buf, err := mapped(1 << 20)
-		if err != nil {
-			buf = make([]byte, 1<<20)
-		}
-		w.scratch = append(w.scratch, buf)
-	}
-	for i := 1; i < n; i++ {
-		c := make(chan int)
-		w.bursts = append(w.bursts, c)
-		go func() {
-			runtime.LockOSThread()
-			for times := range c {
-				w.share(i, times)
-				w.done.Done()
-			}
-		}()
-	}
-	return w
+// burstLaunch is burst.c's burst_launch.
+type burstLaunch struct {
+	fn    uintptr
+	args  unsafe.Pointer
+	tiles int64
 }
 
-func (w *workers) share(i, times int) {
-	target := int64(0)
-	for range times {
-		for _, l := range w.k.launches {
-			lo, hi := int64(i)*l.tiles/int64(w.n), int64(i+1)*l.tiles/int64(w.n)
-			if lo < hi {
-				purego.SyscallN(l.fn, uintptr(unsafe.Pointer(&l.args[0])), uintptr(lo), uintptr(hi), uintptr(unsafe.Pointer(&w.scratch[i][0])))
-			}
-			target += int64(w.n)
-			w.arrived.Add(1)
-			for w.arrived.Load() < target {
-			}
-		}
+func newWorkers(k *kernel, n int) (*workers, error) {
+	w := &workers{k: k}
+	var err error
+	if w.scratch, err = mapped(int64(n) * cpu.ScratchBytes); err != nil {
+		return nil, err
 	}
+	for _, l := range k.launches {
+		w.launches = append(w.launches, burstLaunch{l.fn, unsafe.Pointer(&l.args[0]), l.tiles})
+	}
+	if w.pool, _, _ = purego.SyscallN(k.newPool, uintptr(n)); w.pool == 0 {
+		w.stop()
+		return nil, fmt.Errorf("%d threads could not be started", n)
+	}
+	return w, nil
 }
 
 // run does times rounds and returns the seconds they took.
 func (w *workers) run(times int) float64 {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	w.arrived.Store(0)
-	w.done.Add(w.n - 1)
-	clock := wallClock
-	if w.n == 1 {
-		clock = threadClock // what else runs on the machine does not count
-	}
-	t := clock()
-	for _, c := range w.bursts {
-		c <- times
-	}
-	w.share(0, times)
-	s := clock() - t
-	w.done.Wait()
-	return s
-}
-
-// clocks of clock_gettime
-const (
-	wallClockID   = 1 // CLOCK_MONOTONIC
-	threadClockID = 3 // CLOCK_THREAD_CPUTIME_ID
-)
-
-func wallClock() float64   { return clock(wallClockID) }
-func threadClock() float64 { return clock(threadClockID) }
-
-// clock is a system clock in seconds.
-func clock(id uintptr) float64 {
-	var ts syscall.Timespec
-	_, _, _ = syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, id, uintptr(unsafe.Pointer(&ts)), 0)
-	return float64(ts.Sec) + 1e-9*float64(ts.Nsec)
+	ns, _, _ := purego.SyscallN(w.k.run, w.pool, uintptr(unsafe.Pointer(&w.launches[0])), uintptr(len(w.launches)), uintptr(times), uintptr(unsafe.Pointer(&w.scratch[0])))
+	return float64(ns) * 1e-9
 }
 
 func (w *workers) stop() {
-	for _, c := range w.bursts {
-		close(c)
+	if w.pool != 0 {
+		_, _, _ = purego.SyscallN(w.k.freePool, w.pool)
 	}
-	for _, m := range w.scratch {
-		_ = syscall.Munmap(m)
-	}
+	_ = syscall.Munmap(w.scratch)
 }
 
 // peer is a Python process that times PyTorch on request.

@@ -3,8 +3,15 @@
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "rp.h"
+
+int64_t rp_now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
 
 /* What package exe may name in a model's features. xcr0 is the register state that the
  * operating system must have switched on for the instructions to work. */

@@ -2,17 +2,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 #include <xmmintrin.h>
 
 #include "rp.h"
-
-int64_t rp_now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 static bool is_state(const rp_value *v) { return v->role <= RP_BUFFER; }
 
