@@ -464,6 +464,14 @@ func TestTrainErrors(t *testing.T) {
 	left, err := filepath.Glob(good + "?*")
 	require.NoError(t, err)
 	assert.Empty(t, left)
+	status, _, errs = sh(`"$@"`, a, "--steps", "1", "--data", dir+"/none")
+	assert.Equal(t, 1, status)
+	assert.Contains(t, errs, "hint: look at the path")
+	// A file that is written to between two steps.
+	growing := write(t, dir, "growing.txt", strings.Repeat("a line of text\n", 100))
+	status, _, errs = sh(`f=$1; shift; (while :; do echo more >> "$f"; sleep 0.01; done) & w=$!; "$@"; r=$?; kill $w; exit $r`, growing, a, "--steps", "1000000", "--data", growing, "--quiet")
+	assert.Equal(t, 1, status)
+	assert.Regexp(t, `growing\.txt changed while it was read: it had \d+ bytes, now it has \d+\n  hint: leave the file alone`, errs)
 	// The same through the command.
 	status, _, errs = cli("train", gpt, "--data", text, "--steps", "1")
 	assert.Equal(t, 1, status)

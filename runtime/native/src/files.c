@@ -415,7 +415,7 @@ done:
 
 int rp_file_open(rp_file *f, const char *path, int code, rp_error *e) {
     *f = (rp_file){.path = path, .fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)}; /* a FIFO must not hang us */
-    if (f->fd < 0) return rp_fail(e, code, NULL, "cannot open %s: %s", path, strerror(errno));
+    if (f->fd < 0) return rp_fail(e, code, errno == ENOENT ? "look at the path: it is taken from the directory that the program runs in" : "see that it can be read: ls -l shows whose it is", "cannot open %s: %s", path, strerror(errno));
     int r = REPRISE_OK;
     if (fstat(f->fd, &f->stat) != 0) r = rp_fail(e, REPRISE_IO, NULL, "cannot stat %s: %s", path, strerror(errno));
     else if (!S_ISREG(f->stat.st_mode)) r = rp_fail(e, code, NULL, "%s is not a regular file", path);
