@@ -30,6 +30,8 @@ type Unit struct {
 	open    map[string]*module // the module that a family still adds to
 	done    map[string][]Launch
 	bodies  map[string]shared // by the shape of a kernel
+
+	Objects *Objects // compiled before; nil: none
 }
 
 // shared is the code of kernels that differ in the ids of their random ops only.
@@ -244,6 +246,10 @@ func (u *Unit) Compile(ctx context.Context, dir string) ([]string, error) {
 		out[i] = filepath.Join(dir, fmt.Sprintf("kernels-%03d.o", i))
 		g.Go(func() error {
 			text := m.m.String()
+			key := sha256.Sum256([]byte(u.target.String() + "\n" + text))
+			if object := u.Objects.find(key); object != nil {
+				return os.WriteFile(out[i], object, 0o600)
+			}
 			cmd := exec.CommandContext(ctx, clang, clangFlags(out[i])...)
 			cmd.Stdin = strings.NewReader(text)
 			var stderr bytes.Buffer
@@ -254,7 +260,12 @@ func (u *Unit) Compile(ctx context.Context, dir string) ([]string, error) {
 				}
 				return fmt.Errorf("clang-19: %w: %s", err, firstLines(stderr.String(), 3))
 			}
-			return nil
+			if u.Objects == nil {
+				return nil
+			}
+			object, err := os.ReadFile(out[i])
+			u.Objects.keep(key, object)
+			return err
 		})
 	}
 	if err := g.Wait(); err != nil {

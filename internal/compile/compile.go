@@ -38,6 +38,8 @@ type Options struct {
 	Shared bool
 	// Driver is one that exe.CompileDriver made for the same kind; nil: Make compiles it.
 	Driver *exe.Driver
+	// Objects has what other compilations made, of the same kernels; nil: none.
+	Objects *cpu.Objects
 	// Keep keeps the texts of the kernels, in Program.KernText and Program.LLVM.
 	Keep bool
 	// After sees the module after each pass.
@@ -185,6 +187,7 @@ func Compile(ctx context.Context, m *frontend.Model, opt Options) (*Program, err
 		return nil, err
 	}
 	unit := cpu.NewUnit(target)
+	unit.Objects = opt.Objects
 	uk := &unitKernels{u: unit, keep: opt.Keep, seen: map[string]bool{}}
 	x, err := p.programs(m, target, uk)
 	if err != nil {

@@ -1,0 +1,404 @@
+package reports
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"reprise/codegen/cpu"
+	"reprise/frontend"
+	"reprise/frontend/nn"
+	"reprise/internal/compile"
+	"reprise/ir"
+	"reprise/ir/tensor"
+	"reprise/passes/lower"
+	"reprise/planner"
+	"reprise/runtime"
+	"reprise/runtime/exe"
+)
+
+// showing is gradient descent that gives every gradient as an output of the step as well.
+type showing struct{}
+
+func (showing) Start(_ *nn.Scope, _, lr *nn.Tensor) func(w *nn.Weight) *nn.Tensor {
+	return func(w *nn.Weight) *nn.Tensor {
+		w.Output("grad."+w.Param.Name, w.Grad)
+		return w.Op("sgd", []*nn.Tensor{w.Param, w.Grad, lr}, ir.A("wd", 0.0))
+	}
+}
+
+// recipe trains by showing.
+func recipe(micro int) nn.Recipe {
+	return nn.Recipe{Optimizer: showing{}, Schedule: nn.Constant{LR: 0.05}, Micro: micro}
+}
+
+// trained makes a training model of a loss.
+func trained(t testing.TB, name string, loss func(s *nn.Scope) *nn.Tensor) *frontend.Model {
+	t.Helper()
+	return accumulated(t, name, 1, loss)
+}
+
+// accumulated is trained with micro-batches.
+func accumulated(t testing.TB, name string, micro int, loss func(s *nn.Scope) *nn.Tensor) *frontend.Model {
+	t.Helper()
+	m, err := nn.Train(nn.Model{Name: name, Loss: loss}, recipe(micro))
+	require.NoError(t, err)
+	return of(m, true)
+}
+
+// of is a module as a model.
+func of(m *ir.Module, train bool) *frontend.Model {
+	return &frontend.Model{Name: m.Name, Kind: "test", Spec: m.Name, Module: m, Train: train}
+}
+
+// setup is how a model is compiled and run. The zero value keeps everything, on two threads.
+type setup struct {
+	compile.Options
+	threads int
+	steps   int // 0: two
+	seed    uint64
+	from    int64 // number of the first step
+}
+
+func atBudget(b int64) setup { return setup{Options: compile.Options{Budget: compile.Budget{Bytes: b}}} }
+
+func smallest() setup { return setup{Options: compile.Options{Budget: compile.Budget{Min: true}}} }
+
+// steps is what a run shows: for each step the outputs and the state by name.
+type steps []map[string][]byte
+
+// outcome is a compiled program and what it showed.
+type outcome struct {
+	t     testing.TB
+	m     *frontend.Model
+	p     *compile.Program
+	lib   string
+	steps steps
+}
+
+// work is what the tests of the package share: nothing of it reaches a program.
+type work struct {
+	dir     string
+	driver  *exe.Driver
+	objects cpu.Objects
+	n       int
+	mu      sync.Mutex
+}
+
+// shared makes the driver once.
+var shared = sync.OnceValues(func() (*work, error) {
+	dir, err := os.MkdirTemp("", "reprise-reports-")
+	if err != nil {
+		return nil, err
+	}
+	w := &work{dir: dir}
+	w.driver, err = exe.CompileDriver(context.Background(), dir, true)
+	return w, err
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if w, err := shared(); err == nil {
+		os.RemoveAll(w.dir)
+	}
+	os.Exit(code)
+}
+
+// planSteps keeps the planner's search short: what is tested is the programs.
+const planSteps = 500
+
+// compiled compiles a model to a library.
+func compiled(t testing.TB, m *frontend.Model, o compile.Options) (*compile.Program, string) {
+	t.Helper()
+	p, lib, err := tryCompile(t, m, o)
+	require.NoError(t, err)
+	return p, lib
+}
+
+func tryCompile(t testing.TB, m *frontend.Model, o compile.Options) (*compile.Program, string, error) {
+	t.Helper()
+	w, err := shared()
+	require.NoError(t, err)
+	w.mu.Lock()
+	w.n++
+	lib := filepath.Join(w.dir, fmt.Sprintf("m%d.so", w.n))
+	w.mu.Unlock()
+	o.NoMinimum, o.Shared, o.Driver, o.Objects, o.PlanSteps = true, true, w.driver, &w.objects, planSteps
+	p, err := compile.Make(context.Background(), m, o, lib)
+	return p, lib, err
+}
+
+// planned plans without code.
+func planned(t testing.TB, m *frontend.Model, o compile.Options) *compile.Program {
+	t.Helper()
+	p, err := tryPlan(m, o)
+	require.NoError(t, err)
+	return p
+}
+
+func tryPlan(m *frontend.Model, o compile.Options) (*compile.Program, error) {
+	o.NoMinimum, o.PlanSteps = true, planSteps
+	return compile.Plan(context.Background(), m, o)
+}
+
+// run compiles a model, runs it, and holds what must hold for every run: nothing pinned runs twice, what runs
+// is what was planned, the peak is what was promised, and within the budget.
+func run(t testing.TB, m *frontend.Model, s setup) *outcome {
+	t.Helper()
+	before := m.Module.String()
+	p, lib := compiled(t, m, s.Options)
+	require.Equal(t, before, m.Module.String(), "compilation changed its input")
+	o := &outcome{t: t, m: m, p: p, lib: lib}
+	o.again(s)
+	o.promises()
+	return o
+}
+
+// again runs the compiled program once more.
+func (o *outcome) again(s setup) steps {
+	o.t.Helper()
+	o.steps = o.execute(s)
+	return o.steps
+}
+
+// promises holds a program against its plan.
+func (o *outcome) promises() {
+	o.t.Helper()
+	t, p := o.t, o.p
+	require.NoError(t, p.ProveOnce())
+	rep, err := planner.Check(p.Problem(), p.Plan(), -1)
+	require.NoError(t, err)
+	require.Equal(t, rep.PeakBytes, p.Report.LiveBytes, "the planner's peak and the layout's")
+	require.LessOrEqual(t, p.Report.LiveBytes, p.Report.ArenaBytes)
+	require.LessOrEqual(t, p.Report.ArenaBytes, p.Report.BudgetBytes)
+	require.Equal(t, p.Exe.ArenaBytes, p.Report.PromisedPeakBytes)
+	require.Equal(t, plannedRuns(p), launchedRuns(p), "the program that runs is not the planned one")
+}
+
+// plannedRuns lists the ops of the planned step that have launches, in order.
+func plannedRuns(p *compile.Program) []string {
+	var out []string
+	for _, op := range p.Step.Func("step").Body.Ops {
+		if !lower.IsConstant(op) && !lower.IsView(op) && !empty(op) {
+			out = append(out, op.Loc.String())
+		}
+	}
+	return slices.Compact(out)
+}
+
+func empty(op *ir.Op) bool {
+	return len(op.Results) > 0 && !slices.ContainsFunc(op.Results, func(v *ir.Value) bool { return v.Type.Len() > 0 })
+}
+
+// launchedRuns lists the launches of the step that the driver runs, in order, by op. The copies at the end
+// that bring state to its place are no ops.
+func launchedRuns(p *compile.Program) []string {
+	var out []string
+	for _, in := range p.Exe.Step {
+		if in.Kind == exe.Launch && in.Layer != "state" {
+			out = append(out, in.Layer)
+		}
+	}
+	return slices.Compact(out)
+}
+
+const (
+	fill  = 0xa5
+	guard = 4096
+)
+
+// execute loads the program, runs it in an arena of rubbish, and shows all.
+func (o *outcome) execute(s setup) steps {
+	t := o.t
+	t.Helper()
+	if s.steps == 0 {
+		s.steps = 2
+	}
+	if s.threads == 0 {
+		s.threads = 2
+	}
+	l, err := runtime.Open(o.lib)
+	require.NoError(t, err)
+	defer l.Close()
+	n := l.Description.ArenaBytes
+	require.Equal(t, o.p.Report.ArenaBytes, n)
+	mem := make([]byte, n+guard+64)
+	off := (64 - int64(uintptr(unsafe.Pointer(&mem[0]))%64)) % 64
+	arena := mem[off : off+n+guard]
+	for i := range arena {
+		arena[i] = fill
+	}
+	i, err := l.Create(runtime.Options{Seed: 11 + s.seed, Threads: s.threads, Arena: arena[:n:n]})
+	require.NoError(t, err)
+	defer i.Close()
+	if s.from != 0 {
+		require.NoError(t, i.SetStepNumber(s.from))
+	}
+	var out steps
+	for k := range s.steps {
+		out = append(out, o.step(i, int(s.from)+k))
+	}
+	top := n + guard
+	for top > 0 && arena[top-1] == fill {
+		top--
+	}
+	require.LessOrEqual(t, top, n, "bytes past the arena were written")
+	require.Greater(t, top, n-64, "the promised peak was never reached")
+	return out
+}
+
+// step binds the inputs of a step, runs it, and reads outputs and state.
+func (o *outcome) step(i *runtime.Instance, step int) map[string][]byte {
+	t, f := o.t, o.m.Module.Func("step")
+	t.Helper()
+	for _, p := range f.Body.Params {
+		if p.Role() == ir.RoleInput {
+			require.NoError(t, i.Bind(p.Name, o.input(p, step).Data))
+		}
+	}
+	require.NoError(t, i.Step())
+	out := map[string][]byte{}
+	for _, name := range names(f) {
+		b, err := i.Read(name)
+		require.NoError(t, err)
+		out[name] = b
+	}
+	return out
+}
+
+func (o *outcome) input(p *ir.Value, step int) *tensor.Tensor {
+	x, err := compile.SyntheticInput(p, 5, step)
+	require.NoError(o.t, err)
+	return x
+}
+
+// names are the results and the states of a step.
+func names(f *ir.Func) []string {
+	out := slices.Clone(f.Results)
+	for _, p := range f.Body.Params {
+		if p.IsState() && f.Result(p.Name) == nil {
+			out = append(out, p.Name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// same holds two runs to equal bits, and names the first value that differs.
+func same(t testing.TB, want, got steps) {
+	t.Helper()
+	require.Equal(t, len(want), len(got))
+	for k := range want {
+		require.Equal(t, len(want[k]), len(got[k]))
+		for _, name := range sorted(want[k]) {
+			require.True(t, bytes.Equal(want[k][name], got[k][name]), "step %d: %s differs:\n%s\n%s", k, name, floats(want[k][name]), floats(got[k][name]))
+		}
+	}
+}
+
+func sorted(m map[string][]byte) []string {
+	var out []string
+	for name := range m {
+		out = append(out, name)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// floats shows the first elements.
+func floats(b []byte) string {
+	n := min(len(b)/4, 6)
+	if n == 0 {
+		return fmt.Sprint(b)
+	}
+	return fmt.Sprint(unsafe.Slice((*float32)(unsafe.Pointer(&b[0])), n))
+}
+
+// exact runs a model keeping everything, at half way and at the smallest budget, with other threads, and holds them
+// to the same bits. It returns the first and the last.
+func exact(t testing.TB, m *frontend.Model) (all, least *outcome) {
+	t.Helper()
+	all = run(t, m, setup{})
+	least = run(t, m, setup{Options: smallest().Options, threads: 3})
+	same(t, all.steps, least.steps)
+	if lo, hi := least.p.Report.ArenaBytes, all.p.Report.ArenaBytes; lo < hi {
+		half := run(t, m, setup{Options: atBudget((lo + hi) / 2).Options, threads: 1})
+		same(t, all.steps, half.steps)
+	}
+	return all, least
+}
+
+// Counting ops of final programs.
+
+// each visits every op of the planned step, those inside of units and regions too.
+func (o *outcome) each(visit func(op *ir.Op)) { o.p.Step.Func("step").Body.Walk(visit) }
+
+// runs counts how often ops of a name run in a step, in the layers whose path begins with prefix.
+func (o *outcome) runs(name, prefix string) int {
+	n := 0
+	o.each(func(op *ir.Op) {
+		if op.Name() == name && strings.HasPrefix(op.Loc.Layer, prefix) {
+			n++
+		}
+	})
+	return n
+}
+
+// clones are the ops of the planned step that are recomputations.
+func (o *outcome) clones() []*ir.Op {
+	var out []*ir.Op
+	for _, op := range o.p.Step.Func("step").Body.Ops {
+		if op.Remat != nil {
+			out = append(out, op)
+		}
+	}
+	return out
+}
+
+// backward reports whether an op was made by differentiation.
+func backward(op *ir.Op) bool { return slices.Contains(op.Loc.Prov, "vjp") }
+
+// saved are the values that the forward program keeps for the backward one: made by an original, read by an
+// op of the derivative or after the first of them.
+func (o *outcome) saved() []*ir.Value {
+	ops := o.p.Step.Func("step").Body.Ops
+	first := slices.IndexFunc(ops, backward)
+	seen := map[*ir.Value]bool{}
+	var out []*ir.Value
+	for i, op := range ops {
+		if i < first {
+			continue
+		}
+		for _, v := range op.Operands {
+			for v.Op != nil && lower.IsView(v.Op) {
+				v = v.Op.Operands[v.Index]
+			}
+			if v.Op == nil || lower.IsConstant(v.Op) || backward(v.Op) || v.Op.Remat != nil || seen[v] {
+				continue
+			}
+			if slices.Index(ops, v.Op) < first {
+				seen[v] = true
+				out = append(out, v)
+			}
+		}
+	}
+	return out
+}
+
+// savedBytes is the size of the saved values.
+func (o *outcome) savedBytes() int64 {
+	var n int64
+	for _, v := range o.saved() {
+		n += v.Type.Bytes()
+	}
+	return n
+}
