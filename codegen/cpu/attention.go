@@ -10,6 +10,7 @@ import (
 	"github.com/llir/llvm/ir/types"
 	"github.com/llir/llvm/ir/value"
 
+	"reprise/ir/dtype"
 	"reprise/ir/kern"
 	"reprise/ir/kern/scalar"
 )
@@ -24,7 +25,8 @@ const AttentionMaxDim = 1024
 
 // EmitAttention writes the kernel of an attention, or of its gradient, into m.
 //
-// The forward kernel takes q, k, v, key (with Dropout > 0 only), out, lse; its
+// The forward kernel takes q, k, v, the place of the first query (i32, where Placed), key (with
+// Dropout > 0 only), out, lse; its
 // tiles are (batch, head, block of 64 queries). The backward kernel takes q, k, v,
 // out, lse, dout, key (likewise), dq, dk, dv; its tiles are (batch, key-value head),
 // each going once over all pairs of blocks. Neither needs workspace. The order of
@@ -53,6 +55,12 @@ func emitAttention(m *ir.Module, a *kern.Attention, t Target, symbol string) (f 
 		return nil, 0, fmt.Errorf("attention %s: %d heads are no multiple of %d key-value heads", a.Name, a.Heads, a.KVHeads)
 	case a.Dropout < 0 || a.Dropout >= 1:
 		return nil, 0, fmt.Errorf("attention %s: dropout %v is not in [0, 1)", a.Name, a.Dropout)
+	case a.DType != dtype.F32 && a.DType != dtype.F16 && a.DType != dtype.BF16:
+		return nil, 0, fmt.Errorf("attention %s: element type %s", a.Name, a.DType)
+	case a.Placed && (!a.Causal || a.Backward):
+		return nil, 0, fmt.Errorf("attention %s: a place is for causal attention forward", a.Name)
+	case a.DType != dtype.F32 && a.Dim > AttentionMaxDim/2:
+		return nil, 0, fmt.Errorf("attention %s: head dimension %d of %s is beyond %d", a.Name, a.Dim, a.DType, AttentionMaxDim/2)
 	case a.Causal && a.Tq > a.Tk:
 		return nil, 0, fmt.Errorf("attention %s: causal with more queries (%d) than keys (%d)", a.Name, a.Tq, a.Tk)
 	}
@@ -77,6 +85,7 @@ type attentionGen struct {
 	symbol string
 	f      *ir.Func
 	rng    value.Value // id of the random op, with dropout
+	before value.Value // keys before the first query: Tk − Tq, or what the operand says
 	group  int64       // query heads of a key-value head
 	qs, ks int64       // strides of rows of q and of k, in elements
 	nq, nk int64       // blocks
@@ -89,7 +98,7 @@ func (g *attentionGen) kernel(args int, body func(e *attentionFn, arg []value.Va
 		ps = append(ps, ir.NewParam("rng", types.I32))
 	}
 	e := attentionFunc(g.m, g.t, g.symbol, false, ps...)
-	g.f = e.f
+	g.f, g.before = e.f, attentionI(g.Tk-g.Tq)
 	if g.Dropout > 0 {
 		g.rng = e.b.NewZExt(ps[4], types.I64)
 	}
@@ -105,9 +114,9 @@ func (g *attentionGen) kernel(args int, body func(e *attentionFn, arg []value.Va
 }
 
 // visible is the number of keys of block J that query i of block I sees, less i,
-// being 64·I + (Tk−Tq) − 64·J: key j is seen where j ≤ i + cut.
+// being 64·I + before − 64·J: key j is seen where j ≤ i + cut.
 func (g *attentionGen) cut(e *attentionFn, bi, bj value.Value) value.Value {
-	return e.addI(e.mulI(e.sub(bi, bj), attentionBlockRows), g.Tk-g.Tq)
+	return e.add(e.mulI(e.sub(bi, bj), attentionBlockRows), g.before)
 }
 
 // rowsOf is the number of rows of block b of n.
@@ -152,30 +161,40 @@ func (g *attentionGen) eachDim(e *attentionFn, body func(d value.Value, n int64)
 func (g *attentionGen) forward() {
 	const n = attentionBlockRows
 	args := 5
+	if g.Placed {
+		args++
+	}
 	if g.Dropout > 0 {
 		args++
 	}
-	scores := attentionProduct{aRow: g.ks, aK: 1, bK: n, cRow: n, n: g.columns(g.Tq), init: attentionZero, scaled: true}
+	qs, ks := g.stride(g.qs), g.stride(g.ks)
+	scores := attentionProduct{aRow: ks, aK: 1, bK: n, cRow: n, n: g.columns(g.Tq), init: attentionZero, scaled: true}
 	if g.Causal {
 		scores.trim = attentionAbove
 	}
-	weigh := attentionProduct{aRow: 1, aK: n, bK: g.ks, cRow: g.qs, n: g.Dim, init: attentionRescale}
+	weigh := attentionProduct{aRow: 1, aK: n, bK: ks, cRow: qs, n: g.Dim, init: attentionRescale}
 	if g.Causal {
 		weigh.trim = attentionTail
 	}
 	scoresFn, weighFn := scores.fn(g.m, g.t), weigh.fn(g.m, g.t)
-	transpose := attentionTranspose(g.m, g.t, g.qs, g.Dim)
+	transpose := attentionTranspose(g.m, g.t, qs, g.Dim)
 
 	g.kernel(args, func(e *attentionFn, arg []value.Value, scratch value.Value) func(value.Value) {
 		q, k, v, out, lse := arg[0], arg[1], arg[2], arg[args-2], arg[args-1]
 		var key attentionKey
 		if g.Dropout > 0 {
-			key = e.key(arg[3], g.rng)
+			key = e.key(arg[args-3], g.rng)
+		}
+		if g.Placed {
+			at := e.b.NewSExt(e.loadAs(types.I32, arg[3]), types.I64)
+			g.before = e.min(e.max(at, attentionI(0)), attentionI(g.Tk-g.Tq))
 		}
 		ms, ls, alphas := scratch, e.atI(scratch, n), e.atI(scratch, 2*n)
 		part := e.atI(scratch, 3*n)
 		st := e.atI(scratch, 3*n+16*e.w)
 		qt := e.atI(st, n*n)
+		wide := e.atI(qt, attentionCeil(g.Dim, e.w)*e.w*n) // of halves: a block of q, k or v, then one of out
+		sum := e.atI(wide, n*g.Dim)
 		inf := e.splatF(float32(math.Inf(-1)))
 		zero := constant.NewZeroInitializer(e.vec(types.Float))
 
@@ -186,24 +205,27 @@ func (g *attentionGen) forward() {
 			i0 := e.mulI(bi, n)
 			qo := e.add(e.mulI(e.add(e.mulI(b, g.Tq), i0), g.qs), e.mulI(h, g.Dim))
 			ko := e.add(e.mulI(b, g.Tk*g.ks), e.mulI(e.divI(h, g.group), g.Dim))
-			o := e.at(out, qo)
-			e.b.NewCall(transpose, e.at(q, qo), rows, qt)
+			o := sum
+			if !g.half() {
+				o = e.at(out, qo)
+			}
+			e.b.NewCall(transpose, g.rows(e, g.element(e, q, qo), rows, g.qs, wide), rows, qt)
 			e.eachI(n, e.w, func(i value.Value) {
 				e.store(inf, e.at(ms, i))
 				e.store(zero, e.at(ls, i))
 			})
-			g.zeroRows(e, o, rows, g.qs)
+			g.zeroRows(e, o, rows, qs)
 
 			blocks := attentionI(g.nk)
 			if g.Causal {
-				last := e.addI(e.add(i0, rows), g.Tk-g.Tq-1)
+				last := e.addI(e.add(e.add(i0, rows), g.before), -1)
 				blocks = e.addI(e.divI(last, n), 1)
 			}
 			e.each(attentionI(0), blocks, 1, func(bj value.Value) {
 				keys := g.rowsOf(e, bj, g.Tk)
 				cut := g.cut(e, bi, bj)
 				ro := e.add(ko, e.mulI(bj, n*g.ks))
-				e.b.NewCall(scoresFn, e.at(k, ro), qt, st, keys, attentionI(g.Dim), cut, attentionF(g.Scale), alphas)
+				e.b.NewCall(scoresFn, g.rows(e, g.element(e, k, ro), keys, g.ks, wide), qt, st, keys, attentionI(g.Dim), cut, attentionF(g.Scale), alphas)
 				g.maskScores(e, st, keys, cut)
 				e.each(attentionI(0), rows, e.w, func(iv value.Value) {
 					g.softmax(e, e.at(st, iv), e.at(ms, iv), e.at(ls, iv), e.at(alphas, iv), part,
@@ -217,18 +239,18 @@ func (g *attentionGen) forward() {
 							return e.philox(key, lanes(0), lanes(1))
 						})
 				})
-				vb := e.at(v, ro)
+				vb := g.rows(e, g.element(e, v, ro), keys, g.ks, wide)
 				g.sparing(e, cut, func(edge value.Value) value.Value {
-					return g.anyNonFinite(e, vb, e.b.NewSelect(edge, keys, attentionI(0)), g.ks)
+					return g.anyNonFinite(e, vb, e.b.NewSelect(edge, keys, attentionI(0)), ks)
 				}, func(spare value.Value) {
 					e.b.NewCall(weighFn, st, vb, o, rows, keys, spare, attentionF(0), alphas)
 				}, func(some value.Value) value.Value {
-					return g.anyNegativeZero(e, o, e.b.NewSelect(some, rows, attentionI(0)), g.qs)
+					return g.anyNegativeZero(e, o, e.b.NewSelect(some, rows, attentionI(0)), qs)
 				}, func() {
 					one := e.splatF(1)
 					e.eachI(n, e.w, func(i value.Value) { e.store(one, e.at(part, i)) })
 					g.spared(e, rows, keys, cut, func(i, j, left value.Value) {
-						e.b.NewCall(weighFn, e.at(st, e.add(i, e.mulI(j, n))), e.at(vb, e.mulI(j, g.ks)), e.at(o, e.mulI(i, g.qs)),
+						e.b.NewCall(weighFn, e.at(st, e.add(i, e.mulI(j, n))), e.at(vb, e.mulI(j, ks)), e.at(o, e.mulI(i, qs)),
 							attentionI(1), left, attentionI(n), attentionF(0), part)
 					})
 				})
@@ -236,12 +258,15 @@ func (g *attentionGen) forward() {
 
 			e.each(attentionI(0), rows, 1, func(i value.Value) {
 				l := e.splat(e.load(e.at(ls, i)), e.w)
-				row := e.at(o, e.mulI(i, g.qs))
+				row := e.at(o, e.mulI(i, qs))
 				g.eachDim(e, func(d value.Value, n int64) {
 					p := e.at(row, d)
 					e.storeN(e.b.NewFDiv(e.loadN(p, n), l), p, n)
 				})
 			})
+			if g.half() {
+				e.b.NewCall(attentionConvert(g.m, g.t, g.DType, g.qs, g.Dim, false), g.element(e, out, qo), rows, o)
+			}
 			e.each(attentionI(0), rows, e.w, func(iv value.Value) {
 				p := e.at(ms, iv)
 				e.store(e.b.NewFAdd(e.loadV(p), e.log(e.loadV(e.at(ls, iv)))), p)
@@ -408,20 +433,21 @@ func (g *attentionGen) backward() {
 	if g.Dropout > 0 {
 		args++
 	}
-	scores := attentionProduct{aRow: g.qs, aK: 1, bK: n, cRow: n, n: g.columns(g.Tk), init: attentionZero, scaled: true}
+	qs, ks := g.stride(g.qs), g.stride(g.ks)
+	scores := attentionProduct{aRow: qs, aK: 1, bK: n, cRow: n, n: g.columns(g.Tk), init: attentionZero, scaled: true}
 	dprobs := scores
 	dprobs.scaled = false
 	if g.Causal {
 		scores.trim, dprobs.trim = attentionBelow, attentionBelow
 	}
-	keySide := attentionProduct{aRow: 1, aK: n, bK: g.qs, cRow: g.ks, n: g.Dim, init: attentionStored}
-	querySide := attentionProduct{aRow: n, aK: 1, bK: g.ks, cRow: g.qs, n: g.Dim, init: attentionStored}
+	keySide := attentionProduct{aRow: 1, aK: n, bK: qs, cRow: g.ks, n: g.Dim, init: attentionStored}
+	querySide := attentionProduct{aRow: n, aK: 1, bK: ks, cRow: g.qs, n: g.Dim, init: attentionStored}
 	if g.Causal {
 		keySide.trim, querySide.trim = attentionHead, attentionTail
 	}
 	scoresFn, dprobsFn := scores.fn(g.m, g.t), dprobs.fn(g.m, g.t)
 	keySideFn, querySideFn := keySide.fn(g.m, g.t), querySide.fn(g.m, g.t)
-	transpose := attentionTranspose(g.m, g.t, g.ks, g.Dim)
+	transpose := attentionTranspose(g.m, g.t, ks, g.Dim)
 
 	g.kernel(args, func(e *attentionFn, arg []value.Value, scratch value.Value) func(value.Value) {
 		q, k, v, out, lse, dout := arg[0], arg[1], arg[2], arg[3], arg[4], arg[5]
@@ -433,6 +459,8 @@ func (g *attentionGen) backward() {
 		dim := attentionCeil(g.Dim, e.w) * e.w
 		s, dp := scratch, e.atI(scratch, n*n)
 		kt, vt := e.atI(scratch, 2*n*n), e.atI(scratch, 2*n*n+n*dim)
+		// Of halves: blocks of k, of q (of v before that), of dout and of out.
+		block := func(i int64) value.Value { return e.atI(scratch, 2*n*n+2*n*dim+i*n*g.Dim) }
 
 		return func(tile value.Value) {
 			hk, b := e.remI(tile, g.KVHeads), e.divI(tile, g.KVHeads)
@@ -446,8 +474,9 @@ func (g *attentionGen) backward() {
 			e.eachI(g.nk, 1, func(bj value.Value) {
 				keys := g.rowsOf(e, bj, g.Tk)
 				kb := e.add(ko, e.mulI(bj, n*g.ks))
-				e.b.NewCall(transpose, e.at(k, kb), keys, kt)
-				e.b.NewCall(transpose, e.at(v, kb), keys, vt)
+				from := g.rows(e, g.element(e, k, kb), keys, g.ks, block(0))
+				e.b.NewCall(transpose, from, keys, kt)
+				e.b.NewCall(transpose, g.rows(e, g.element(e, v, kb), keys, g.ks, block(1)), keys, vt)
 				first := attentionI(0)
 				if g.Causal {
 					first = e.divI(e.max(e.addI(e.mulI(bj, n), g.Tq-g.Tk), attentionI(0)), n)
@@ -460,35 +489,38 @@ func (g *attentionGen) backward() {
 						qb := e.add(e.add(qo, e.mulI(gi, g.Dim)), e.mulI(bi, n*g.qs))
 						row0 := e.add(e.mulI(e.add(e.mulI(b, g.Heads), h), g.Tq), e.mulI(bi, n))
 						none := attentionF(0)
-						e.b.NewCall(scoresFn, e.at(q, qb), kt, s, rows, attentionI(g.Dim), cut, attentionF(g.Scale), s)
-						e.b.NewCall(dprobsFn, e.at(dout, qb), vt, dp, rows, attentionI(g.Dim), cut, none, s)
+						qr := g.rows(e, g.element(e, q, qb), rows, g.qs, block(1))
+						dor := g.rows(e, g.element(e, dout, qb), rows, g.qs, block(2))
+						or := g.rows(e, g.element(e, out, qb), rows, g.qs, block(3))
+						e.b.NewCall(scoresFn, qr, kt, s, rows, attentionI(g.Dim), cut, attentionF(g.Scale), s)
+						e.b.NewCall(dprobsFn, dor, vt, dp, rows, attentionI(g.Dim), cut, none, s)
 						e.each(attentionI(0), rows, 1, func(i value.Value) {
-							ri := e.add(qb, e.mulI(i, g.qs))
-							delta := g.delta(e, e.at(dout, ri), e.at(out, ri))
+							ri := e.mulI(i, qs)
+							delta := g.delta(e, e.at(dor, ri), e.at(or, ri))
 							g.gradRow(e, e.at(s, e.mulI(i, n)), e.at(dp, e.mulI(i, n)), e.load(e.at(lse, e.add(row0, i))), delta,
 								e.add(i, cut), func(half int64) [4]value.Value {
 									base := e.splat(e.mulI(e.add(e.mulI(e.add(row0, i), g.nk), bj), 16), e.w/2)
 									return e.philox(key, e.b.NewAdd(base, e.everyOther(half)), e.b.NewAdd(base, e.everyOther(half+1)))
 								})
 						})
-						for _, x := range [][3]value.Value{{s, e.at(dout, qb), e.at(dv, kb)}, {dp, e.at(q, qb), e.at(dk, kb)}} {
+						for _, x := range [][3]value.Value{{s, dor, e.at(dv, kb)}, {dp, qr, e.at(dk, kb)}} {
 							g.sparing(e, cut, func(edge value.Value) value.Value {
-								odd := g.anyNonFinite(e, x[1], e.b.NewSelect(edge, rows, attentionI(0)), g.qs)
+								odd := g.anyNonFinite(e, x[1], e.b.NewSelect(edge, rows, attentionI(0)), qs)
 								return e.b.NewOr(odd, g.anyNegativeZero(e, x[2], e.b.NewSelect(edge, keys, attentionI(0)), g.ks))
 							}, func(spare value.Value) {
 								e.b.NewCall(keySideFn, x[0], x[1], x[2], keys, rows, spare, none, s)
 							}, nil, nil)
 						}
-						from, to := e.at(k, kb), e.at(dq, qb)
+						to := e.at(dq, qb)
 						g.sparing(e, cut, func(edge value.Value) value.Value {
-							return g.anyNonFinite(e, from, e.b.NewSelect(edge, keys, attentionI(0)), g.ks)
+							return g.anyNonFinite(e, from, e.b.NewSelect(edge, keys, attentionI(0)), ks)
 						}, func(spare value.Value) {
 							e.b.NewCall(querySideFn, dp, from, to, rows, keys, spare, none, s)
 						}, func(some value.Value) value.Value {
 							return g.anyNegativeZero(e, to, e.b.NewSelect(some, rows, attentionI(0)), g.qs)
 						}, func() {
 							g.spared(e, rows, keys, cut, func(i, j, left value.Value) {
-								e.b.NewCall(querySideFn, e.at(dp, e.add(e.mulI(i, n), j)), e.at(from, e.mulI(j, g.ks)), e.at(to, e.mulI(i, g.qs)),
+								e.b.NewCall(querySideFn, e.at(dp, e.add(e.mulI(i, n), j)), e.at(from, e.mulI(j, ks)), e.at(to, e.mulI(i, g.qs)),
 									attentionI(1), left, attentionI(n), none, s)
 							})
 						})

@@ -17,6 +17,7 @@ import (
 	"github.com/llir/llvm/ir"
 	"github.com/stretchr/testify/require"
 
+	"reprise/ir/dtype"
 	"reprise/ir/kern"
 	"reprise/ir/ops/attnref"
 )
@@ -205,7 +206,7 @@ func (c *attentionCase) args() (fwd, bwd []unsafe.Pointer, out, lse, dq, dk, dv 
 func attentionShapes() []kern.Attention {
 	var as []kern.Attention
 	add := func(b, h, hk, tq, tk, d int64, causal bool, drop float32) {
-		as = append(as, kern.Attention{Batch: b, Heads: h, KVHeads: hk, Tq: tq, Tk: tk, Dim: d,
+		as = append(as, kern.Attention{DType: dtype.F32, Batch: b, Heads: h, KVHeads: hk, Tq: tq, Tk: tk, Dim: d,
 			Causal: causal, Scale: float32(1 / math.Sqrt(float64(d))), Dropout: drop, RNG: uint32(7 + len(as))})
 	}
 	add(2, 2, 2, 64, 64, 64, true, 0)
@@ -281,9 +282,12 @@ func TestAttentionIsDeterministic(t *testing.T) {
 }
 
 func TestAttentionRefusals(t *testing.T) {
-	ok := kern.Attention{Name: "a", Batch: 1, Heads: 2, KVHeads: 1, Tq: 4, Tk: 4, Dim: 8, Causal: true, Scale: 1}
+	ok := kern.Attention{Name: "a", DType: dtype.F32, Batch: 1, Heads: 2, KVHeads: 1, Tq: 4, Tk: 4, Dim: 8, Causal: true, Scale: 1}
 	for name, change := range map[string]func(a *kern.Attention){
 		"head dimension": func(a *kern.Attention) { a.Dim = AttentionMaxDim + 1 },
+		"of bf16":        func(a *kern.Attention) { a.DType, a.Dim = dtype.BF16, AttentionMaxDim/2+1 },
+		"element type":   func(a *kern.Attention) { a.DType = dtype.F64 },
+		"a place":        func(a *kern.Attention) { a.Placed, a.Causal = true, false },
 		"multiple":       func(a *kern.Attention) { a.KVHeads = 3 },
 		"causal":         func(a *kern.Attention) { a.Tq = 5 },
 		"dropout":        func(a *kern.Attention) { a.Dropout = 1 },
@@ -298,7 +302,7 @@ func TestAttentionRefusals(t *testing.T) {
 // attentionBench is the attention of a small GPT: batch 16, 6 heads of 64, 256
 // positions, causal.
 func attentionBench(drop float32) kern.Attention {
-	return kern.Attention{Batch: 16, Heads: 6, KVHeads: 6, Tq: 256, Tk: 256, Dim: 64, Causal: true,
+	return kern.Attention{DType: dtype.F32, Batch: 16, Heads: 6, KVHeads: 6, Tq: 256, Tk: 256, Dim: 64, Causal: true,
 		Scale: 0.125, Dropout: drop, RNG: 3}
 }
 
@@ -317,10 +321,10 @@ func attentionFlops(a kern.Attention, pass string) float64 {
 }
 
 func BenchmarkAttention(b *testing.B) {
-	gpt2 := kern.Attention{Batch: 2, Heads: 12, KVHeads: 12, Tq: 512, Tk: 512, Dim: 64, Causal: true, Scale: 0.125}
-	tiny := kern.Attention{Batch: 12, Heads: 4, KVHeads: 4, Tq: 64, Tk: 64, Dim: 32, Causal: true, Scale: 0.2}
-	deep := kern.Attention{Batch: 2, Heads: 16, KVHeads: 4, Tq: 256, Tk: 256, Dim: 128, Causal: true, Scale: 0.1}
-	wide := kern.Attention{Batch: 1, Heads: 16, KVHeads: 16, Tq: 256, Tk: 256, Dim: 64, Scale: 0.125}
+	gpt2 := kern.Attention{DType: dtype.F32, Batch: 2, Heads: 12, KVHeads: 12, Tq: 512, Tk: 512, Dim: 64, Causal: true, Scale: 0.125}
+	tiny := kern.Attention{DType: dtype.F32, Batch: 12, Heads: 4, KVHeads: 4, Tq: 64, Tk: 64, Dim: 32, Causal: true, Scale: 0.2}
+	deep := kern.Attention{DType: dtype.F32, Batch: 2, Heads: 16, KVHeads: 4, Tq: 256, Tk: 256, Dim: 128, Causal: true, Scale: 0.1}
+	wide := kern.Attention{DType: dtype.F32, Batch: 1, Heads: 16, KVHeads: 16, Tq: 256, Tk: 256, Dim: 64, Scale: 0.125}
 	for _, target := range []Target{V3, V4} {
 		for name, a := range map[string]kern.Attention{"baby": attentionBench(0), "baby_dropout": attentionBench(0.2), "gpt2_T512": gpt2, "stride4096": wide, "tiny": tiny, "grouped_D128": deep} {
 			c := attentionNew(rand.New(rand.NewPCG(1, 1)), a)

@@ -41,15 +41,18 @@ type Epilogue struct {
 }
 
 // Attention is scaled dot-product attention over q [B,Tq,H,D], k and v [B,Tk,Hk,D]
-// (H a multiple of Hk: grouped queries), result [B,Tq,H,D]; f32. The order of
-// arithmetic is that of the op attention in docs/numerics.md. Backward selects
-// the gradient kernel set.
+// (H a multiple of Hk: grouped queries), result [B,Tq,H,D]. All of these, and the
+// gradient of the result, are of DType and computed with in f32; lse and the gradients
+// of q, k and v are f32. The order of arithmetic is that of the op attention in
+// docs/numerics.md. Backward selects the gradient kernel set.
 type Attention struct {
 	Name         string
+	DType        dtype.Type // f32, f16 or bf16
 	Batch, Heads int64
 	KVHeads      int64
 	Tq, Tk, Dim  int64
 	Causal       bool // key j is seen by query i where j ≤ i + (Tk − Tq)
+	Placed       bool // forward, Causal: an operand i32[] after v says what stands for Tk − Tq, cut to 0 … Tk − Tq
 	Scale        float32
 	Dropout      float32 // drop probability; 0: none, and no key operand
 	RNG          uint32  // op id for the mask

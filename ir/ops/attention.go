@@ -13,14 +13,16 @@ import (
 	"reprise/ir/tensor"
 )
 
-func attentionOps() []*ir.OpDef { return []*ir.OpDef{attentionRow(), attentionGradRow()} }
+func attentionOps() []*ir.OpDef {
+	return []*ir.OpDef{attentionRow(), attentionAtRow(), attentionGradRow()}
+}
 
-// AttentionOf is the shape and the numbers of an op attention or attention_grad.
+// AttentionOf is the shape and the numbers of an op attention, attention_at or attention_grad.
 func AttentionOf(op *ir.Op) *kern.Attention {
 	q, k := op.In(0).Shape, op.In(1).Shape
 	return &kern.Attention{
-		Batch: q[0], Tq: q[1], Heads: q[2], Dim: q[3], Tk: k[1], KVHeads: k[2],
-		Causal: op.Attrs.Bool("causal"), Scale: float32(op.Attrs.Float("scale")),
+		DType: op.In(0).DType, Batch: q[0], Tq: q[1], Heads: q[2], Dim: q[3], Tk: k[1], KVHeads: k[2],
+		Causal: op.Attrs.Bool("causal") || op.Name() == "attention_at", Placed: op.Name() == "attention_at", Scale: float32(op.Attrs.Float("scale")),
 		Dropout: float32(op.Attrs.Float("p")), RNG: rngOf(op), Backward: op.Name() == "attention_grad",
 	}
 }
@@ -36,10 +38,10 @@ func attentionAttrs() []ir.AttrDef {
 
 func attentionConstraints(keyAt int) []ir.Constraint {
 	return []ir.Constraint{
-		{Label: "C1", Text: "q is f32[B,Tq,H,D], k and v are f32[B,Tk,Hk,D] with H a multiple of Hk", Check: func(op *ir.Op) error {
+		{Label: "C1", Text: "q is [B,Tq,H,D], k and v are [B,Tk,Hk,D] with H a multiple of Hk, all f32, f16 or bf16", Check: func(op *ir.Op) error {
 			q, k := op.In(0), op.In(1)
 			for i := range 3 {
-				if t := op.In(i); t.DType != dtype.F32 || t.Rank() != 4 {
+				if t := op.In(i); t.DType != q.DType || !t.DType.IsFloat() || t.DType == dtype.F64 || t.Rank() != 4 {
 					return fmt.Errorf("operand %s is %v", operandName(op, i), t)
 				}
 			}
@@ -114,12 +116,13 @@ func attentionRow() *ir.OpDef {
 	d := checked(&ir.OpDef{
 		Name: "attention", Family: "attention",
 		Doc: "`softmax(scale · q·kᵀ) · v` for each head of q [B,Tq,H,D] over k, v [B,Tk,Hk,D], query head h reading key head h/(H/Hk); result [B,Tq,H,D] and the logarithm of each row's normaliser, lse [B,H,Tq]. " +
-			"Dropout with probability p (rounded to f32) drops weights after the normaliser is summed. Online softmax over key blocks of 64, in order: see docs/numerics.md.",
+			"Dropout with probability p (rounded to f32) drops weights after the normaliser is summed. Online softmax over key blocks of 64, in order: see docs/numerics.md. " +
+			"f16 and bf16 are widened to f32, out is rounded once, lse is f32.",
 		Operands: []string{"q", "k", "v", "key?"}, Results: []string{"out", "lse"},
 		Attrs: attentionAttrs(), Det: attentionDet, Cost: attentionCost(2),
 		Ref: func(_ ir.Eval, op *ir.Op, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
-			out, lse := attnref.Forward(AttentionOf(op), in[0].F32(), in[1].F32(), in[2].F32(), keyBytes(in, 3))
-			return []*tensor.Tensor{tensor.Of(out, op.Out(0).Shape...), tensor.Of(lse, op.Out(1).Shape...)}, nil
+			out, lse := attnref.Forward(AttentionOf(op), readF32(in[0]), readF32(in[1]), readF32(in[2]), keyBytes(in, 3))
+			return []*tensor.Tensor{makeF32(in[0].DType, in[0].Shape, out), tensor.Of(lse, op.Out(1).Shape...)}, nil
 		},
 		VJP: func(b *ir.Builder, op *ir.Op, douts []*ir.Value) ([]*ir.Value, error) {
 			out := make([]*ir.Value, len(op.Operands))
@@ -139,13 +142,20 @@ func attentionRow() *ir.OpDef {
 			operands := append(slices.Clone(op.Operands[:3]), op.Results[0], op.Results[1], douts[0])
 			operands = append(operands, op.Operands[3:]...)
 			g := b.Multi("attention_grad", operands, nil, op.Attrs...)
-			copy(out, g.Results)
+			for i, v := range g.Results {
+				out[i] = cast(b, v, op.In(i).DType)
+			}
 			return out, nil
 		},
 		HandScheduled: "attention",
 	}, attentionConstraints(3), sameType)
-	infer := d.Infer
-	d.Infer = func(op *ir.Op) ([]ir.Type, error) {
+	d.Infer = attentionResults(d.Infer)
+	return d
+}
+
+// attentionResults adds lse to the types that infer gives.
+func attentionResults(infer func(op *ir.Op) ([]ir.Type, error)) func(op *ir.Op) ([]ir.Type, error) {
+	return func(op *ir.Op) ([]ir.Type, error) {
 		ts, err := infer(op)
 		if err != nil {
 			return nil, err
@@ -154,6 +164,51 @@ func attentionRow() *ir.OpDef {
 		q := op.In(0).Shape
 		return append(ts, ir.T(dtype.F32, q[0], q[2], q[1])), nil
 	}
+}
+
+func attentionAtRow() *ir.OpDef {
+	shape := attentionConstraints(4)
+	d := checked(&ir.OpDef{
+		Name: "attention_at", Family: "attention",
+		Doc:      "Causal `attention` whose first query has `first` keys before it: query i sees key j where j ≤ i + first (cut to 0 … Tk - Tq). It reads a cache that is not full yet; the arithmetic is that of `attention`.",
+		Operands: []string{"q", "k", "v", "first"}, Results: []string{"out", "lse"},
+		Attrs: []ir.AttrDef{{Name: "scale", Kind: "float", Default: 0.0, Doc: "factor of the scores; 0: 1/√D"}},
+		Cost:  attentionCost(2),
+		Ref: func(_ ir.Eval, op *ir.Op, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
+			a := AttentionOf(op)
+			out, lse := attnref.ForwardAt(a, clampIdx(indexAt(in[3], 0), a.Tk-a.Tq), readF32(in[0]), readF32(in[1]), readF32(in[2]), nil)
+			return []*tensor.Tensor{makeF32(in[0].DType, in[0].Shape, out), tensor.Of(lse, op.Out(1).Shape...)}, nil
+		},
+		VJP: func(b *ir.Builder, op *ir.Op, douts []*ir.Value) ([]*ir.Value, error) {
+			out := make([]*ir.Value, 4)
+			first := len(b.Block.Ops)
+			y, lse := attentionPrimitive(b, op)
+			r := Reverse{B: b, Cot: map[*ir.Value]*ir.Value{}}
+			if douts[1] != nil {
+				r.Add(lse, douts[1])
+			}
+			if douts[0] != nil {
+				r.Add(y, douts[0])
+			}
+			if err := r.Run(slices.Clone(b.Block.Ops[first:])); err != nil {
+				return nil, err
+			}
+			distinctCots(&r, op.Operands[:3], out)
+			return out, nil
+		},
+		HandScheduled: "attention",
+	}, []ir.Constraint{shape[0], {Label: "C2", Text: "first is i32[]", Check: func(op *ir.Op) error {
+		if f := op.In(3); !f.Equal(ir.T(dtype.I32)) {
+			return fmt.Errorf("operand %s is %v", operandName(op, 3), f)
+		}
+		return nil
+	}}, {Label: "C3", Text: "there is a key for each query: 0 < Tk and Tq ≤ Tk", Check: func(op *ir.Op) error {
+		if q, k := op.In(0).Shape, op.In(1).Shape; k[1] == 0 || q[1] > k[1] {
+			return fmt.Errorf("q is %v and k is %v", op.In(0), op.In(1))
+		}
+		return nil
+	}}}, sameType)
+	d.Infer = attentionResults(d.Infer)
 	return d
 }
 
@@ -171,11 +226,11 @@ func attentionGradRow() *ir.OpDef {
 	d := checked(&ir.OpDef{
 		Name: "attention_grad", Family: "attention",
 		Doc: "The gradients of q, k and v for the gradient dout of attention's out, from its operands and results; weights are computed again from lse. " +
-			"Order of arithmetic: docs/numerics.md.",
+			"f32 also for operands of f16 and bf16. Order of arithmetic: docs/numerics.md.",
 		Operands: []string{"q", "k", "v", "out", "lse", "dout", "key?"}, Results: []string{"dq", "dk", "dv"},
 		Attrs: attentionAttrs(), Det: attentionDet, Cost: attentionCost(5),
 		Ref: func(_ ir.Eval, op *ir.Op, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
-			dq, dk, dv := attnref.Backward(AttentionOf(op), in[0].F32(), in[1].F32(), in[2].F32(), in[3].F32(), in[4].F32(), in[5].F32(), keyBytes(in, 6))
+			dq, dk, dv := attnref.Backward(AttentionOf(op), readF32(in[0]), readF32(in[1]), readF32(in[2]), readF32(in[3]), in[4].F32(), readF32(in[5]), keyBytes(in, 6))
 			return []*tensor.Tensor{tensor.Of(dq, op.In(0).Shape...), tensor.Of(dk, op.In(1).Shape...), tensor.Of(dv, op.In(2).Shape...)}, nil
 		},
 		// out and lse are functions of q, k and v, so the derivative by q, k, v and dout of
@@ -193,7 +248,9 @@ func attentionGradRow() *ir.OpDef {
 				if firstIndex(op.Operands[:3], v) != i {
 					return nil, fmt.Errorf("second derivative of attention whose operands are one value: copy it first")
 				}
-				twice.Add(once.Cot[v], douts[i])
+				if douts[i] != nil {
+					twice.Add(once.Cot[v], cast(b, douts[i], v.Type.DType))
+				}
 			}
 			if err := twice.Run(slices.Clone(b.Block.Ops[first:])); err != nil {
 				return nil, err
@@ -215,7 +272,7 @@ func attentionGradRow() *ir.OpDef {
 				return fmt.Errorf("operand %s is %v, want %v", operandName(op, 4), lse, want)
 			}
 			return nil
-		}}), sameType)
+		}}), func(op *ir.Op) ir.Type { return ir.T(dtype.F32, op.In(0).Shape...) })
 	infer := d.Infer
 	d.Infer = func(op *ir.Op) ([]ir.Type, error) {
 		ts, err := infer(op)
@@ -223,7 +280,10 @@ func attentionGradRow() *ir.OpDef {
 			return nil, err
 		}
 		attentionDefaults(op)
-		return append(ts, op.In(1), op.In(2)), nil
+		for i := range 2 {
+			ts = append(ts, ir.T(dtype.F32, op.In(1+i).Shape...))
+		}
+		return ts, nil
 	}
 	return d
 }
@@ -233,7 +293,7 @@ func attentionGradRow() *ir.OpDef {
 // derivatives that the kernels do not have.
 func attentionPrimitive(b *ir.Builder, op *ir.Op) (out, lse *ir.Value) {
 	a := AttentionOf(op)
-	q, k, v := op.Operands[0], op.Operands[1], op.Operands[2]
+	q, k, v := f32Up(b, op.Operands[0]), f32Up(b, op.Operands[1]), f32Up(b, op.Operands[2])
 	group := a.Heads / a.KVHeads
 	d := q.Type.DType
 	// Scores [B,Hk,Tq,G,Tk], then heads before queries.
@@ -245,7 +305,11 @@ func attentionPrimitive(b *ir.Builder, op *ir.Op) (out, lse *ir.Value) {
 		at := func(dim int64) *ir.Value {
 			return b.Op("iota", nil, ir.A("dim", dim), ir.A("shape", s.Type.Shape), ir.A("dtype", dtype.I64))
 		}
-		seen := compare(b, "le", at(3), plus(b, at(2), float64(a.Tk-a.Tq)))
+		before := full(b, ir.T(dtype.I64), float64(a.Tk-a.Tq))
+		if a.Placed {
+			before = call2(b, "min", before, call2(b, "max", cast(b, op.Operands[3], dtype.I64), full(b, ir.T(dtype.I64), 0)))
+		}
+		seen := compare(b, "le", at(3), add(b, at(2), spread(b, before, s.Type.Shape)))
 		s = choose(b, seen, s, full(b, s.Type, math.Inf(-1)))
 	}
 	r := rowsOf(b, s, 3)
@@ -260,5 +324,5 @@ func attentionPrimitive(b *ir.Builder, op *ir.Op) (out, lse *ir.Value) {
 	}
 	p5 := reshaped(b, p, []int64{a.Batch, a.KVHeads, group, a.Tq, a.Tk})
 	o := contracted(b, p5, v, []int64{0, 1}, []int64{0, 2}, []int64{4}, []int64{1}, d) // [B,Hk,G,Tq,D]
-	return reshaped(b, permuted(b, o, []int64{0, 3, 1, 2, 4}), q.Type.Shape), lse
+	return cast(b, reshaped(b, permuted(b, o, []int64{0, 3, 1, 2, 4}), q.Type.Shape), op.In(0).DType), lse
 }

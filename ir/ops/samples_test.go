@@ -262,6 +262,7 @@ gradient(T[], T[3]) !noref !nograd
 
 attention(T[2,5,4,8], T[2,7,2,8], T[2,7,2,8]) causal=true !nograd
 attention(T[1,70,2,8], T[1,70,2,8], T[1,70,2,8], key[]) p=0.2 rng=5 !nograd
+attention_at(T[2,3,4,8], T[2,7,2,8], T[2,7,2,8], i32[]@-1:6)
 attention_grad(T[2,5,4,8], T[2,7,2,8], T[2,7,2,8], T[2,5,4,8], T[2,4,5], T[2,5,4,8]) causal=true !nograd
 adamw(T[3,70], T[3,70], T[3,70], T[3,70]@0:1, T[], i64[]@0:5) wd=0.1
 sgd(T[3,70], T[3,70], T[]) wd=0.1

@@ -2,15 +2,13 @@ package lower
 
 import (
 	"reprise/ir"
-	"reprise/ir/kern"
+	"reprise/ir/ops"
 )
 
-// attention lowers attention and attention_grad to their family.
+// attention lowers attention, attention_at and attention_grad to their family.
 func attention(op *ir.Op) (*Lowered, error) {
-	q, k := op.In(0).Shape, op.In(1).Shape
-	a := &kern.Attention{Name: op.Name(), Batch: q[0], Heads: q[2], KVHeads: k[2], Tq: q[1], Tk: k[1], Dim: q[3],
-		Causal: op.Attrs.Bool("causal"), Scale: float32(op.Attrs.Float("scale")), Dropout: float32(op.Attrs.Float("p")),
-		RNG: uint32(op.Attrs.Int("rng")), Backward: op.Name() == "attention_grad"}
+	a := ops.AttentionOf(op)
+	a.Name = op.Name()
 	l := &Lowered{}
 	var args []Ref
 	n := len(op.Operands)
@@ -21,7 +19,7 @@ func attention(op *ir.Op) (*Lowered, error) {
 	if a.Backward {
 		keyed = 7
 	}
-	if a.Dropout == 0 && n == keyed {
+	if a.Dropout == 0 && n == keyed && !a.Placed {
 		args = args[:n-1] // the key is not used
 	}
 	for i := range op.Results {

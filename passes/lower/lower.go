@@ -81,7 +81,7 @@ func Op(op *ir.Op) (*Lowered, error) {
 
 func lowerOp(op *ir.Op) (*Lowered, error) {
 	switch {
-	case op.Name() == "attention" || op.Name() == "attention_grad":
+	case op.Def.HandScheduled == "attention":
 		return attention(op)
 	case op.Name() == "conv" && op.In(0).DType == dtype.F32 && op.In(1).DType == dtype.F32:
 		if c := ops.ConvKernel(op); c != nil {

@@ -1,5 +1,6 @@
 // Package attnref is the plain reference of the op attention and of its
-// gradient: slow, obvious, and normative for every back end, bit for bit.
+// gradient: slow, obvious, and normative for every back end, bit for bit. Operands of f16 and
+// bf16 are widened before and the result is rounded after.
 //
 // The order of arithmetic, f32 throughout (fl(x) is one rounding, fma has one):
 //
@@ -45,13 +46,26 @@ import (
 // Block is the number of queries and of keys that are taken together.
 const Block = 64
 
+// shape is an attention with the number of keys before its first query.
+type shape struct {
+	*kern.Attention
+	before int64
+}
+
 // Forward returns the attention of q [B,Tq,H,D] over k and v [B,Tk,Hk,D] as
 // out [B,Tq,H,D], and the logarithm of the normaliser lse [B,H,Tq]. The key is
 // read only with a.Dropout > 0.
 func Forward(a *kern.Attention, q, k, v []float32, key *[16]byte) (out, lse []float32) {
+	return ForwardAt(a, a.Tk-a.Tq, q, k, v, key)
+}
+
+// ForwardAt is Forward where before keys stand before the first query: with a.Causal,
+// query i sees key j where j ≤ i + before. 0 ≤ before ≤ Tk − Tq.
+func ForwardAt(at *kern.Attention, before int64, q, k, v []float32, key *[16]byte) (out, lse []float32) {
+	a := shape{at, before}
 	out = make([]float32, a.Batch*a.Tq*a.Heads*a.Dim)
 	lse = make([]float32, a.Batch*a.Heads*a.Tq)
-	mask := newMask(a, key)
+	mask := newMask(at, key)
 	p := make([]float32, Block)
 	for b := range a.Batch {
 		for h := range a.Heads {
@@ -95,9 +109,10 @@ func Forward(a *kern.Attention, q, k, v []float32, key *[16]byte) (out, lse []fl
 
 // Backward returns the gradients of q, k and v for the gradient dout of out,
 // given the results out and lse of Forward.
-func Backward(a *kern.Attention, q, k, v, out, lse, dout []float32, key *[16]byte) (dq, dk, dv []float32) {
+func Backward(at *kern.Attention, q, k, v, out, lse, dout []float32, key *[16]byte) (dq, dk, dv []float32) {
+	a := shape{at, at.Tk - at.Tq}
 	dq, dk, dv = make([]float32, len(q)), make([]float32, len(k)), make([]float32, len(v))
-	mask := newMask(a, key)
+	mask := newMask(at, key)
 	prod := make([]float32, a.Dim)
 	for b := range a.Batch {
 		for h := range a.Heads {
@@ -133,22 +148,22 @@ func Backward(a *kern.Attention, q, k, v, out, lse, dout []float32, key *[16]byt
 }
 
 // sees reports whether query i may look at key j.
-func sees(a *kern.Attention, i, j int64) bool {
-	return !a.Causal || j <= i+a.Tk-a.Tq
+func sees(a shape, i, j int64) bool {
+	return !a.Causal || j <= i+a.before
 }
 
 // seenBlocks is the number of key blocks that count for the query block of i.
-func seenBlocks(a *kern.Attention, i int64) int64 {
+func seenBlocks(a shape, i int64) int64 {
 	keys := a.Tk
 	if a.Causal {
 		last := min(i/Block*Block+Block, a.Tq) - 1
-		keys = last + a.Tk - a.Tq + 1
+		keys = last + a.before + 1
 	}
 	return (keys + Block - 1) / Block
 }
 
 // score is s_ij, −inf where the key is not seen.
-func score(a *kern.Attention, q, k []float32, b, h, i, j int64) float32 {
+func score(a shape, q, k []float32, b, h, i, j int64) float32 {
 	if !sees(a, i, j) {
 		return float32(math.Inf(-1))
 	}
@@ -161,12 +176,12 @@ func score(a *kern.Attention, q, k []float32, b, h, i, j int64) float32 {
 }
 
 // qRow is the offset of row [b, i, h] of q, out and their gradients.
-func qRow(a *kern.Attention, b, i, h int64) int64 {
+func qRow(a shape, b, i, h int64) int64 {
 	return ((b*a.Tq+i)*a.Heads + h) * a.Dim
 }
 
 // kRow is the offset of the row of k and v that query head h reads at [b, j].
-func kRow(a *kern.Attention, b, j, h int64) int64 {
+func kRow(a shape, b, j, h int64) int64 {
 	return ((b*a.Tk+j)*a.KVHeads + h/(a.Heads/a.KVHeads)) * a.Dim
 }
 
