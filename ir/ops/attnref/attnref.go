@@ -70,7 +70,7 @@ func ForwardAt(at *kern.Attention, before int64, q, k, v []float32, key *[16]byt
 	for b := range a.Batch {
 		for h := range a.Heads {
 			for i := range a.Tq {
-				o := out[qRow(a, b, i, h):][:a.Dim]
+				o := out[qRow(a.Attention, b, i, h):][:a.Dim]
 				m, l := float32(math.Inf(-1)), float32(0)
 				for j0 := int64(0); j0 < seenBlocks(a, i)*Block; j0 += Block {
 					n := min(Block, a.Tk-j0)
@@ -91,7 +91,7 @@ func ForwardAt(at *kern.Attention, before int64, q, k, v []float32, key *[16]byt
 					}
 					for j := range n {
 						pj := mask.apply(p[j], b, h, i, j0+j)
-						vj := v[kRow(a, b, j0+j, h):][:a.Dim]
+						vj := v[kRow(a.Attention, b, j0+j, h):][:a.Dim]
 						for d := range o {
 							o[d] = scalar.Fma32(pj, vj[d], o[d])
 						}
@@ -117,13 +117,13 @@ func Backward(at *kern.Attention, q, k, v, out, lse, dout []float32, key *[16]by
 	for b := range a.Batch {
 		for h := range a.Heads {
 			for i := range a.Tq {
-				iq, row := qRow(a, b, i, h), (b*a.Heads+h)*a.Tq+i
+				iq, row := qRow(a.Attention, b, i, h), (b*a.Heads+h)*a.Tq+i
 				for d := range prod {
 					prod[d] = dout[iq+int64(d)] * out[iq+int64(d)]
 				}
 				delta := treeSum(prod)
 				for j := range min(seenBlocks(a, i)*Block, a.Tk) {
-					jk := kRow(a, b, j, h)
+					jk := kRow(a.Attention, b, j, h)
 					p, ds := float32(0), float32(0)
 					if sees(a, i, j) {
 						p = scalar.Exp32(score(a, q, k, b, h, i, j) - lse[row])
@@ -167,7 +167,7 @@ func score(a shape, q, k []float32, b, h, i, j int64) float32 {
 	if !sees(a, i, j) {
 		return float32(math.Inf(-1))
 	}
-	iq, jk := qRow(a, b, i, h), kRow(a, b, j, h)
+	iq, jk := qRow(a.Attention, b, i, h), kRow(a.Attention, b, j, h)
 	s := float32(0)
 	for d := range a.Dim {
 		s = scalar.Fma32(q[iq+d], k[jk+d], s)
@@ -176,12 +176,12 @@ func score(a shape, q, k []float32, b, h, i, j int64) float32 {
 }
 
 // qRow is the offset of row [b, i, h] of q, out and their gradients.
-func qRow(a shape, b, i, h int64) int64 {
+func qRow(a *kern.Attention, b, i, h int64) int64 {
 	return ((b*a.Tq+i)*a.Heads + h) * a.Dim
 }
 
 // kRow is the offset of the row of k and v that query head h reads at [b, j].
-func kRow(a shape, b, j, h int64) int64 {
+func kRow(a *kern.Attention, b, j, h int64) int64 {
 	return ((b*a.Tk+j)*a.KVHeads + h/(a.Heads/a.KVHeads)) * a.Dim
 }
 
