@@ -304,14 +304,14 @@ func TestGraphFiles(t *testing.T) {
 // TestExplain shows values of a model and of a binary, by name and by layer.
 func TestExplain(t *testing.T) {
 	text := ok(t, "explain", tiny, "--train")
-	assert.Regexp(t, `^arena [0-9.]+ KiB; keeping all would take [0-9.]+ KiB; \d+ values`, text)
+	assert.Regexp(t, `^arena [0-9.]+ KiB \(\d+ bytes\): \d+ for the whole step, \d+ at the peak \(op \d+, \S+\), \d+ unused\npeak .*\n.*\n.*\n\d+ values, 40 shown\n`, text)
 	assert.Contains(t, text, "BYTES")
 	assert.Contains(t, text, "a parameter: in memory from step to step")
 	byLayer := ok(t, "explain", tiny, "layers.1.*", "--train")
 	assert.Contains(t, byLayer, "layers.1.fc")
 	assert.NotContains(t, byLayer, "layers.0.fc")
 	var doc struct {
-		Values []struct{ Name, Layer, Op, Type, Fate, Reason string }
+		Values []struct{ Name, ID, Layer, Op, Type, Fate, Reason string }
 		Report map[string]any
 	}
 	require.NoError(t, json.Unmarshal([]byte(ok(t, "explain", tiny, "layers.1", "--train", "--json")), &doc))
@@ -322,8 +322,9 @@ func TestExplain(t *testing.T) {
 		assert.NotEmpty(t, v.Fate)
 	}
 	assert.Contains(t, doc.Report, "arena_bytes")
-	one := doc.Values[0].Name
-	assert.Contains(t, ok(t, "explain", tiny, "%"+one, "--train"), "%"+one)
+	one := doc.Values[0]
+	assert.Contains(t, ok(t, "explain", tiny, "%"+one.ID, "--train"), one.Name)
+	assert.Contains(t, ok(t, "explain", tiny, one.Name, "--train"), one.Name)
 	plan := filepath.Join(t.TempDir(), "p.json")
 	ok(t, "plan", tiny, "--train", "-o", plan)
 	assert.Equal(t, byLayer, ok(t, "explain", plan, "layers.1.*"))
@@ -333,7 +334,12 @@ func TestExplain(t *testing.T) {
 	toolchain(t)
 	bin := filepath.Join(t.TempDir(), "m")
 	ok(t, "compile", tiny, "--train", "-o", bin)
-	assert.Equal(t, byLayer, ok(t, "explain", bin, "layers.1.*"))
+	page := filepath.Join(t.TempDir(), "page.html")
+	assert.Equal(t, byLayer, ok(t, "explain", bin, "layers.1.*", "--html", page))
+	html, err := os.ReadFile(page)
+	require.NoError(t, err)
+	assert.Contains(t, string(html), "<svg")
+	assert.Contains(t, string(html), "layers.1.fc")
 }
 
 // TestOpt: the text form round-trips, and passes run by name.

@@ -92,14 +92,33 @@ func summary(m *frontend.Model, r compile.Report, out string) string {
 		fmt.Fprintf(&b, " -> %s (%s)", out, compile.Bytes(r.BinaryBytes))
 	}
 	fmt.Fprintf(&b, "\n  arena      %s (%d bytes), all of it: state %s, the rest activations, gradients, workspace\n", compile.Bytes(r.ArenaBytes), r.ArenaBytes, compile.Bytes(r.ResidentBytes))
-	fmt.Fprintf(&b, "  keeping all would take %s", compile.Bytes(r.SaveAllPeakBytes))
-	if r.MinBudgetBytes > 0 {
-		fmt.Fprintf(&b, "; the least found is %s", compile.Bytes(r.MinBudgetBytes))
+	for line := range strings.Lines(planLines(r)) {
+		b.WriteString("  " + line)
 	}
-	fmt.Fprintf(&b, "\n  recomputed %d ops of %d, %.2f %% more time expected; no plan in these bytes can do with less than %.2f %%\n",
-		r.Recomputed, r.Ops, 100*r.Overhead, 100*(r.Overhead-r.Gap))
 	fmt.Fprintf(&b, "  planned in %.1f s, compiled in %.1f s, %d kernels\n", r.PlanSeconds, r.CompileSeconds, r.Kernels)
 	return b.String()
+}
+
+// planLines say what the plan gives and costs.
+func planLines(r compile.Report) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "peak %s (%d bytes) of a budget of %s (%d bytes); without recomputation it would be %s (%d bytes)", compile.Bytes(r.PromisedPeakBytes), r.PromisedPeakBytes,
+		compile.Bytes(r.BudgetBytes), r.BudgetBytes, compile.Bytes(r.SaveAllPeakBytes), r.SaveAllPeakBytes)
+	if r.MinBudgetBytes > 0 {
+		fmt.Fprintf(&b, "; the least found is %s (%d bytes)", compile.Bytes(r.MinBudgetBytes), r.MinBudgetBytes)
+	}
+	fmt.Fprintf(&b, "\nmost is in memory at %s\n", peakPlace(r))
+	fmt.Fprintf(&b, "recomputed %d of %d ops, %s or %.2f %% more time expected; no plan in these bytes can do with less than %.2f %% (%s)\n",
+		r.Recomputed, r.Ops, compile.Time(r.RecomputeNs), 100*r.Overhead, 100*(r.Overhead-r.Gap), r.Proof)
+	return b.String()
+}
+
+// peakPlace is the schedule's position of the peak, and its op.
+func peakPlace(r compile.Report) string {
+	if r.PeakLayer == "" {
+		return r.PeakOp
+	}
+	return fmt.Sprintf("op %d, %s", r.PeakPosition, r.PeakOp)
 }
 
 // emitted are the texts to write beside a binary.

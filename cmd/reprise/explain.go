@@ -1,11 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -13,80 +15,120 @@ import (
 
 	"reprise/internal/compile"
 	"reprise/internal/diag"
+	"reprise/internal/explain"
 	"reprise/runtime/exe"
 )
 
 func (a *app) explainCmd() *cobra.Command {
 	var f modelFlags
 	var top int
+	var page string
 	cmd := &cobra.Command{
 		Use:   "explain PLAN.json|BINARY|MODEL [VALUE|LAYER-PATTERN]",
 		Short: "Every value: its bytes, whether it is saved, recomputed or pinned, why, and its layer",
+		Long: `Shows what became of every value of a step and why: of a compiled model, which carries its
+plan, of a plan's file, or of a model that is planned now. With --html it writes a page that
+needs nothing else: memory by layer over the step, what is in memory at the peak, every
+value, the schedule with what is run again, and the plan's certificate.`,
 		Example: `  reprise explain ./gpt
   reprise explain ./gpt 'layers.3.*'
+  reprise explain ./gpt --html gpt.html
   reprise explain builtin:gpt --train --budget 40%`,
 		Args: args(cobra.RangeArgs(1, 2)),
 		RunE: func(cmd *cobra.Command, list []string) error {
-			values, report, err := a.explained(cmd, &f, list[0])
+			e, report, err := a.explained(cmd, &f, list[0])
 			if err != nil {
 				return err
 			}
-			all := len(values)
+			if page != "" {
+				var buf bytes.Buffer
+				if err := explain.WriteHTML(&buf, report, e); err != nil {
+					return err
+				}
+				if err := writeFile(page, buf.Bytes()); err != nil {
+					return err
+				}
+			}
+			values, all := e.Values, len(e.Values)
 			if len(list) == 2 {
-				var kept []compile.ValueReport
-				for _, v := range values {
-					byLayer, err := path.Match(list[1], v.Layer)
-					if err != nil {
-						return usageError{fmt.Errorf("pattern %q: %v", list[1], err)}
-					}
-					if byLayer || v.Name == strings.TrimPrefix(list[1], "%") || strings.HasPrefix(v.Layer, list[1]+".") {
-						kept = append(kept, v)
-					}
+				if values, err = matching(values, list[1]); err != nil {
+					return err
 				}
-				if len(kept) == 0 {
-					return diag.Errorf("explain", "%q is no value, and no layer matches it", list[1]).WithHint("layers: %s", strings.Join(layers(values), ", "))
-				}
-				values = kept
 			} else {
+				values = slices.Clone(values)
 				compile.SortValues(values)
 				if top > 0 && len(values) > top && !a.json {
 					values = values[:top]
 				}
 			}
 			if a.json {
-				a.print(map[string]any{"report": report, "values": values})
+				a.print(map[string]any{"report": report, "memory": e.Memory, "ops": e.Ops, "values": values, "stretches": e.Stretches})
 				return nil
 			}
-			fmt.Fprintf(a.out, "arena %s; keeping all would take %s; %d values", compile.Bytes(report.ArenaBytes), compile.Bytes(report.SaveAllPeakBytes), all)
-			if len(values) < all {
-				fmt.Fprintf(a.out, ", %d shown", len(values))
-			}
-			fmt.Fprintln(a.out)
-			w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
-			fmt.Fprintln(w, "BYTES\tFATE\tRUNS\tLAYER\tVALUE\tTYPE\tOP\tWHY")
-			for _, v := range values {
-				fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%%%s\t%s\t%s\t%s\n", compile.Bytes(v.Bytes), v.Fate, v.Runs, v.Layer, v.Name, v.Type, v.Op, v.Reason)
-			}
-			return w.Flush()
+			a.explainText(report, e, values, all)
+			return nil
 		},
 	}
 	f.register(cmd, true)
 	cmd.Flags().IntVar(&top, "top", 40, "show so many values, the largest (0: all)")
+	cmd.Flags().StringVar(&page, "html", "", "also write a page with pictures to this `FILE`")
 	return cmd
 }
 
-func (a *app) explained(cmd *cobra.Command, f *modelFlags, arg string) ([]compile.ValueReport, compile.Report, error) {
+// explainText prints the numbers of the plan, then one line a value.
+func (a *app) explainText(r compile.Report, e *compile.Explanation, values []compile.ValueReport, all int) {
+	m := e.Memory
+	fmt.Fprintf(a.out, "arena %s (%d bytes): %d for the whole step, %d at the peak (%s), %d unused\n", compile.Bytes(m.ArenaBytes), m.ArenaBytes,
+		m.StepResidentBytes, m.PeakBytes, peakPlace(r), m.UnusedBytes)
+	fmt.Fprint(a.out, planLines(r))
+	fmt.Fprintf(a.out, "%d values", all)
+	if len(values) < all {
+		fmt.Fprintf(a.out, ", %d shown", len(values))
+	}
+	fmt.Fprintln(a.out)
+	w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "BYTES\tFATE\tVALUE\tTYPE\tLAYER\tWHY")
+	for _, v := range values {
+		fate := v.Fate
+		if v.Runs > 2 {
+			fate += fmt.Sprintf(" %d×", v.Runs-1)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", compile.Bytes(v.Bytes), fate, v.Name, v.Type, v.Layer, v.Reason)
+	}
+	_ = w.Flush()
+}
+
+// matching are the values of a name, an id (%12), or of the layers that a pattern or a path's beginning names.
+func matching(values []compile.ValueReport, want string) ([]compile.ValueReport, error) {
+	var kept []compile.ValueReport
+	for _, v := range values {
+		byLayer, err := path.Match(want, v.Layer)
+		if err != nil {
+			return nil, usageError{fmt.Errorf("pattern %q: %v", want, err)}
+		}
+		byName, _ := path.Match(want, v.Name)
+		if byLayer || byName || v.Name == want || "%"+v.ID == want || strings.HasPrefix(v.Layer, want+".") {
+			kept = append(kept, v)
+		}
+	}
+	if len(kept) == 0 {
+		return nil, diag.Errorf("explain", "%q is no value, and no layer matches it", want).WithHint("layers: %s", strings.Join(layers(values), ", "))
+	}
+	return kept, nil
+}
+
+func (a *app) explained(cmd *cobra.Command, f *modelFlags, arg string) (*compile.Explanation, compile.Report, error) {
 	var r compile.Report
 	if isBinary(arg) {
 		d, err := exe.ReadDescription(arg)
 		if err != nil {
 			return nil, r, diag.Errorf("binary", "%v", err)
 		}
-		var values []compile.ValueReport
-		if err := json.Unmarshal(d.Plan, &values); err != nil {
-			return nil, r, diag.Errorf("binary", "%s carries no plan: %v", arg, err)
+		e := &compile.Explanation{}
+		if err := json.Unmarshal(d.Plan, e); err != nil || e.Format != compile.ExplanationFormat {
+			return nil, r, diag.Errorf("binary", "%s carries no plan that this program reads", arg).WithHint("compile it again with this version")
 		}
-		return values, r, json.Unmarshal(d.Info, &r)
+		return e, r, json.Unmarshal(d.Info, &r)
 	}
 	if strings.HasSuffix(arg, ".json") {
 		return readPlanFile(arg)
@@ -103,25 +145,25 @@ func (a *app) explained(cmd *cobra.Command, f *modelFlags, arg string) ([]compil
 	if err != nil {
 		return nil, r, err
 	}
-	return p.Values, p.Report, nil
+	return p.Explanation, p.Report, nil
 }
 
 // readPlanFile reads what plan -o wrote for a model.
-func readPlanFile(path string) ([]compile.ValueReport, compile.Report, error) {
+func readPlanFile(path string) (*compile.Explanation, compile.Report, error) {
 	var doc struct {
-		Values []compile.ValueReport `json:"values"`
-		Report compile.Report        `json:"report"`
+		Explanation *compile.Explanation `json:"explanation"`
+		Report      compile.Report       `json:"report"`
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return nil, doc.Report, diag.Errorf("file", "can't read %s: %v", path, errors.Unwrap(err))
 	}
-	if err := json.Unmarshal(data, &doc); err != nil || doc.Values == nil {
+	if err := json.Unmarshal(data, &doc); err != nil || doc.Explanation == nil || doc.Explanation.Format != compile.ExplanationFormat {
 		e := diag.Errorf("plan", "no plan of a model: it has no values to explain").WithHint("write one with: reprise plan MODEL -o PLAN.json; a graph file's plan is read by reprise check")
 		e.File = path
 		return nil, doc.Report, e
 	}
-	return doc.Values, doc.Report, nil
+	return doc.Explanation, doc.Report, nil
 }
 
 func layers(values []compile.ValueReport) []string {

@@ -58,8 +58,8 @@ type Program struct {
 	// Loops are the distinct kernels of the loop language, with Options.Keep.
 	Loops   []*kern.Kernel
 	Step    *ir.Module // the final program, in the IR
-	Values  []ValueReport
 	planned *planned
+	*Explanation
 }
 
 // Prepare runs the passes before planning on a copy of the model's module.
@@ -163,9 +163,9 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 	if err := p.ProveOnce(); err != nil {
 		return nil, err
 	}
-	p.Report = newReport(m, target, limit, chosen, all, least)
+	p.Explanation = explain(chosen, limit)
+	p.Report = newReport(m, target, limit, chosen, all, least, p.Explanation)
 	p.Report.PlanSeconds = time.Since(start).Seconds()
-	p.Values = valueReports(chosen)
 	return p, nil
 }
 
@@ -200,14 +200,16 @@ func Compile(ctx context.Context, m *frontend.Model, opt Options) (*Program, err
 		p.KernText, p.LLVM, p.Loops = uk.text, unit.Modules(), uk.loops
 	}
 	p.Report.Kernels = countSymbols(x)
-	p.Report.Ops = len(x.Step)
-	p.Report.PromisedPeakBytes, p.Report.ArenaBytes = x.ArenaBytes, x.ArenaBytes
+	p.Report.Launches = len(x.Step)
+	if x.ArenaBytes != p.Report.ArenaBytes {
+		return nil, fmt.Errorf("BUG: the programs take %d bytes of arena, %d were promised", x.ArenaBytes, p.Report.ArenaBytes)
+	}
 	p.Report.CompileSeconds = time.Since(start).Seconds()
 	info, err := json.Marshal(p.Report.stable())
 	if err != nil {
 		return nil, err
 	}
-	plan, err := json.Marshal(p.Values)
+	plan, err := json.Marshal(p.Explanation)
 	if err != nil {
 		return nil, err
 	}

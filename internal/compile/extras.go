@@ -33,7 +33,7 @@ func (p *Program) PlanJSON() (string, error) {
 		return "", err
 	}
 	doc["arena_bytes"] = p.Report.ArenaBytes
-	doc["values"], doc["report"] = p.Values, p.Report
+	doc["explanation"], doc["report"] = p.Explanation, p.Report
 	out, err := json.MarshalIndent(doc, "", " ")
 	return string(out) + "\n", err
 }

@@ -258,26 +258,8 @@ func binding(p *planned) []Binding {
 	return out
 }
 
-// peak is the position in the step at which most of the frame is in use, and how much.
-func (p *planned) peak() (pos int, bytes int64) {
-	n := len(p.applied.Func.Body.Ops) + 1
-	delta := make([]int64, n+1)
-	for _, s := range p.frame.Stretches {
-		delta[s.Start] += s.Bytes
-		delta[min(s.End, n-1)+1] -= s.Bytes
-	}
-	live := int64(0)
-	for i := range n {
-		live += delta[i]
-		if live > bytes {
-			pos, bytes = i, live
-		}
-	}
-	return pos, bytes
-}
-
 func (p *planned) liveAtPeak() []buffer.Stretch {
-	pos, _ := p.peak()
+	_, pos := p.profile()
 	var out []buffer.Stretch
 	for _, s := range p.frame.Stretches {
 		if s.Start <= pos && pos <= s.End {
