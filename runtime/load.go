@@ -61,6 +61,10 @@ type Library struct {
 	create     func(arena unsafe.Pointer, o *abiOptions, out *uintptr, e *abiError) int32
 	bind       func(i uintptr, name string, data unsafe.Pointer, bytes int64, e *abiError) int32
 	step       func(i uintptr, e *abiError) int32
+	stepBegin  func(i uintptr, e *abiError) int32
+	stepNext   func(i uintptr) int64
+	count      func(i uintptr, e *abiError) int32
+	counts     func(i uintptr, to unsafe.Pointer, n int64, e *abiError) int32
 	read       func(i uintptr, name string, data unsafe.Pointer, bytes int64, e *abiError) int32
 	write      func(i uintptr, name string, data unsafe.Pointer, bytes int64, e *abiError) int32
 	reset      func(i uintptr, seed uint64, e *abiError) int32
@@ -101,6 +105,10 @@ func Open(path string) (l *Library, err error) {
 		{"reprise_create", &l.create},
 		{"reprise_bind", &l.bind},
 		{"reprise_step", &l.step},
+		{"reprise_step_begin", &l.stepBegin},
+		{"reprise_step_next", &l.stepNext},
+		{"reprise_count", &l.count},
+		{"reprise_counts", &l.counts},
 		{"reprise_read", &l.read},
 		{"reprise_write", &l.write},
 		{"reprise_reset", &l.reset},
@@ -237,6 +245,39 @@ func (i *Instance) Step() error {
 		return e.err()
 	}
 	return nil
+}
+
+// StepBegin starts a step that StepNext runs, one instruction of the program at a time.
+func (i *Instance) StepBegin() error {
+	var e abiError
+	if i.lib.stepBegin(i.handle, &e) != 0 {
+		return e.err()
+	}
+	return nil
+}
+
+// StepNext runs the next instruction on all threads and returns its index, or −1 after the last one, when
+// the step is done.
+func (i *Instance) StepNext() int { return int(i.lib.stepNext(i.handle)) }
+
+// Count makes the instance count, from now on, how often each op of the plan runs.
+func (i *Instance) Count() error {
+	var e abiError
+	if i.lib.count(i.handle, &e) != 0 {
+		return e.err()
+	}
+	return nil
+}
+
+// Counts are the executions since Count, one number for each of the description's Ops.
+func (i *Instance) Counts() ([]int64, error) {
+	n := make([]int64, len(i.lib.Description.Ops))
+	room := append(n, 0) // so that there is an address where there is no op
+	var e abiError
+	if i.lib.counts(i.handle, unsafe.Pointer(unsafe.SliceData(room)), int64(len(n)), &e) != 0 {
+		return nil, e.err()
+	}
+	return room[:len(n)], nil
 }
 
 // Read returns a copy of a state value or, right after a step, of an output.

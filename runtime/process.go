@@ -34,6 +34,18 @@ type Profile struct {
 	Calls  float64 `json:"calls"`
 }
 
+// Count is how often an op of the plan ran in all steps of a run.
+type Count struct {
+	Op         int    `json:"op"`  // number in the plan
+	Sub        int    `json:"sub"` // 0: the op itself; k: the k-th op in its regions
+	Name       string `json:"name"`
+	Layer      string `json:"layer"`
+	Planned    *int64 `json:"planned"` // nil for an op of a region: it runs as often as that does
+	Executed   int64  `json:"executed"`
+	Forward    int64  `json:"forward"`
+	Recomputed int64  `json:"recomputed"`
+}
+
 // Output is what an inference executable says of an output.
 type Output struct {
 	Name   string  `json:"name"`
@@ -61,6 +73,7 @@ type Done struct {
 	Signal            int       `json:"signal"` // that ended the run early
 	Outputs           []Output  `json:"outputs"`
 	Profile           []Profile `json:"-"` // with --profile
+	Counts            []Count   `json:"-"` // with --counts
 }
 
 // lossOf is the loss of a step: that of the JSON, null where it is no finite
@@ -120,12 +133,14 @@ func Run(ctx context.Context, path string, args []string, step func(Step)) (Done
 func readLines(r io.Reader, done *Done, step func(Step)) (said, err error) {
 	lines := bufio.NewReader(r) // not a Scanner: a profile's line may be long
 	var profile []Profile
+	var counts []Count
 	for {
 		line, readErr := lines.ReadBytes('\n')
 		if len(bytes.TrimSpace(line)) > 0 {
 			var l struct {
 				Done    bool       `json:"done"`
 				Profile []Profile  `json:"profile"`
+				Counts  []Count    `json:"counts"`
 				Error   *exe.Error `json:"error"`
 				Loss    *float64   `json:"loss"`
 				Step
@@ -138,11 +153,13 @@ func readLines(r io.Reader, done *Done, step func(Step)) (said, err error) {
 				return l.Error, nil
 			case l.Profile != nil:
 				profile = l.Profile
+			case l.Counts != nil:
+				counts = l.Counts
 			case l.Done:
 				if err := json.Unmarshal(line, done); err != nil {
 					return nil, fmt.Errorf("last line: %w", err)
 				}
-				done.Profile = profile
+				done.Profile, done.Counts = profile, counts
 			case step != nil:
 				l.Step.Loss = lossOf(l.Loss, l.LossBits)
 				step(l.Step)

@@ -58,6 +58,7 @@ type Program struct {
 	// Loops are the distinct kernels of the loop language, with Options.Keep.
 	Loops   []*kern.Kernel
 	Step    *ir.Module // the final program, in the IR
+	Runs    []Run      // of the ops of the step, once the code is made
 	planned *planned
 	*Explanation
 }
@@ -244,6 +245,7 @@ func (p *Program) programs(m *frontend.Model, target cpu.Target, k kernels) (*ex
 		}
 	}
 	em.prog = nil
+	em.runs = newRunTable(p.planned.applied)
 	results, err := em.block(step.Body, p.planned.frame, resident, params, p.planned.low)
 	if err != nil {
 		return nil, err
@@ -251,7 +253,7 @@ func (p *Program) programs(m *frontend.Model, target cpu.Target, k kernels) (*ex
 	if err := em.finish(step, results, x); err != nil {
 		return nil, err
 	}
-	x.Step = em.prog
+	x.Step, x.Ops, p.Runs = em.prog, em.runs.ops(), em.runs.runs
 	x.Consts = em.consts
 	exe.PlaceWaits(x.Init)
 	exe.PlaceWaits(x.Step)

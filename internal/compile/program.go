@@ -36,6 +36,7 @@ type emitter struct {
 	at     map[*ir.Op]int64 // dense constant → offset in the pool
 	prog   []exe.Inst
 	states map[string]place // homes outside any frame, by name
+	runs   *runTable        // of @step; nil for @init, whose ops the plan does not know
 }
 
 // place is a value's memory in absolute terms.
@@ -87,6 +88,8 @@ func (e *emitter) block(b *ir.Block, frame *buffer.Frame, base int64, params []p
 		return place{false, base + h.Offset, n}
 	}
 	for _, op := range b.Ops {
+		run := e.runs.open(op, where)
+		first := len(e.prog)
 		switch {
 		case lower.IsConstant(op) || lower.IsView(op):
 		case buffer.IsControl(op):
@@ -102,6 +105,7 @@ func (e *emitter) block(b *ir.Block, frame *buffer.Frame, base int64, params []p
 				return nil, err
 			}
 		}
+		e.runs.close(run, e.prog, first)
 	}
 	out := make([]place, len(b.Results))
 	for i, v := range b.Results {

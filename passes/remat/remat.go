@@ -388,11 +388,13 @@ func (p *Problem) Apply(plan *planner.Plan) *Applied {
 		}
 	}
 	latest := ir.Mapping{}
-	seen := map[*ir.Op]bool{}
+	a.Runs = map[*ir.Op]Run{}
+	seen := make([]int, len(p.Ops))
 	for _, i := range plan.Order {
 		op := p.Ops[i]
-		if !seen[op] {
-			seen[op] = true
+		seen[i]++
+		if seen[i] == 1 {
+			a.Runs[op] = Run{i, 0}
 			op.Operands = latest.All(p.original[op])
 			f.Body.Append(op)
 			for _, r := range op.Results {
@@ -407,6 +409,7 @@ func (p *Problem) Apply(plan *planner.Plan) *Applied {
 		for j, r := range op.Results {
 			latest[r] = c.Results[j]
 		}
+		a.Runs[c] = Run{i, seen[i] - 1}
 		a.Lowered[c] = p.Lowered[i]
 		if p.Lowered[i] != nil {
 			a.Recomputed++
@@ -434,8 +437,16 @@ func cloneRegions(f *ir.Func, op *ir.Op) []*ir.Block {
 	return rs
 }
 
+// Run is who an op of a planned function is, whatever the plan: its number among the problem's ops, and
+// which clone of that it is.
+type Run struct {
+	Op    int
+	Clone int // 0: the original
+}
+
 // Applied is a planned function.
 type Applied struct {
+	Runs       map[*ir.Op]Run // of every op but dense constants
 	Func       *ir.Func
 	Lowered    map[*ir.Op]*lower.Lowered
 	InPlace    map[*ir.Op][][2]int

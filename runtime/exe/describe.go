@@ -28,6 +28,7 @@ type Description struct {
 	Launches          int                `json:"launches"` // in a step's program
 	Kernels           int                `json:"kernels"`  // distinct ones of both programs
 	Values            []ValueDescription `json:"values"`
+	Ops               []OpRun            `json:"ops,omitempty"` // by op, sub, clone
 	Info              json.RawMessage    `json:"info,omitempty"`
 	Plan              json.RawMessage    `json:"plan,omitempty"`
 }
@@ -49,7 +50,7 @@ func (m *Model) Describe() Description {
 	d := Description{
 		Format: Format, Name: m.Name, Kind: "infer", Target: m.Target, Requires: append([]string{}, m.Features...),
 		InputSHA256: m.InputSHA256, PromisedPeakBytes: m.ArenaBytes, ArenaBytes: m.ArenaBytes, ResidentBytes: m.ResidentBytes,
-		ConstantBytes: int64(len(m.Consts)), Loss: m.Loss, Values: []ValueDescription{}, Info: m.Info, Plan: m.Plan,
+		Ops: SortOps(m.Ops), ConstantBytes: int64(len(m.Consts)), Loss: m.Loss, Values: []ValueDescription{}, Info: m.Info, Plan: m.Plan,
 	}
 	if m.Train {
 		d.Kind = "train"

@@ -131,9 +131,27 @@ type Inst struct {
 	Tiles  int64  // Launch
 	Args   []Arg  // Launch
 
+	// Run is the run of an op that the instruction is part of: an index in Model.Ops plus one, 0
+	// for what belongs to none (Init, states brought home).
+	Run int
+
 	Pred    Arg        // BranchIfFalse: a bool; Case: an integer
 	Index   dtype.Type // Case: element type at Pred, i32 or i64
 	Targets []int      // instruction indices; the program's length means its end
+}
+
+// OpRun is one run of an op of the plan in a step: who it is, by numbers that are the same in every
+// program of the model, whatever its budget, and which instructions it is.
+type OpRun struct {
+	Op     int    `json:"op"`    // number of the op in the plan
+	Sub    int    `json:"sub"`   // 0: the op itself; k: the k-th op in its regions, in program order
+	Clone  int    `json:"clone"` // 0: the first run; k: the k-th recomputation
+	Name   string `json:"name"`  // as plans and reports have it: layer path, provenance, kind
+	Layer  string `json:"layer"`
+	First  int    `json:"first"`  // its instructions, those of its regions among them
+	Last   int    `json:"last"`   // the last of them
+	Entry  int    `json:"entry"`  // the instruction that is executed once for each execution of the op,
+	Repeat int    `json:"repeat"` // less the executions of this one, a loop's way back; −1: none
 }
 
 // Model is a compiled model.
@@ -148,7 +166,8 @@ type Model struct {
 	Values []Value
 	Init   []Inst // fills the state that has no Data
 	Step   []Inst
-	Consts []byte // the constant pool
+	Ops    []OpRun // of Step, in the order in which they stand there; regions' after their op
+	Consts []byte  // the constant pool
 
 	ArenaBytes    int64 // the promised peak: the highest byte that is touched
 	ResidentBytes int64 // state lies below this offset, and nothing else does

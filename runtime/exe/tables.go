@@ -124,6 +124,8 @@ func makeTables(m *Model) tables {
 	program(&b, "init", m.Init)
 	program(&b, "step", m.Step)
 
+	opTable(&b, m.Ops)
+
 	b.WriteString("static const char *const features[] = {")
 	for _, f := range m.Features {
 		b.WriteString(cString(f) + ", ")
@@ -136,10 +138,10 @@ func makeTables(m *Model) tables {
     .values = values, .nvalues = %d,
     .init = {init_insts, %d, init_args, sizeof init_args / sizeof init_args[0]},
     .step = {step_insts, %d, step_args, sizeof step_args / sizeof step_args[0]},
-    .arena_bytes = %d, .resident_bytes = %d,
+    .ops = ops, .nops = %d, .arena_bytes = %d, .resident_bytes = %d,
     .consts = &rp_consts, .weights = &rp_weights,
 };
-`, cString(m.Name), cString(m.Target), cString(m.InputSHA256), m.Train, loss, len(values), len(m.Init), len(m.Step), m.ArenaBytes, m.ResidentBytes)
+`, cString(m.Name), cString(m.Target), cString(m.InputSHA256), m.Train, loss, len(values), len(m.Init), len(m.Step), len(m.Ops), m.ArenaBytes, m.ResidentBytes)
 	t.c = b.String()
 
 	// Large sections: constants and weights may be out of reach of 32-bit
@@ -208,6 +210,23 @@ func program(b *strings.Builder, name string, prog []Inst) {
 	numbers(b, "int64_t", name+"_args", args)
 	numbers(b, "int32_t", name+"_targets", targets)
 	fmt.Fprintf(b, "static const rp_inst %s_insts[] = {\n%s    {0}};\n\n", name, rows.String())
+}
+
+// opTable writes the op runs, those of one op together.
+func opTable(b *strings.Builder, runs []OpRun) {
+	sorted := SortOps(runs)
+	b.WriteString("static const rp_op ops[] = {\n")
+	for _, r := range sorted {
+		fmt.Fprintf(b, "    {%s, %s, %d, %d, %d, %d, %d},\n", cString(r.Name), cString(r.Layer), r.Op, r.Sub, r.Clone, r.Entry, r.Repeat)
+	}
+	b.WriteString("    {0}};\n\n")
+}
+
+// SortOps brings the runs of one op together: the order of the signature and of the counters.
+func SortOps(runs []OpRun) []OpRun {
+	sorted := slices.Clone(runs)
+	slices.SortStableFunc(sorted, func(a, b OpRun) int { return cmp.Or(a.Op-b.Op, a.Sub-b.Sub, a.Clone-b.Clone) })
+	return sorted
 }
 
 // cHeader is the C header of a shared model: the interface and, as a comment,

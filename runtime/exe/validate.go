@@ -107,6 +107,9 @@ func (m *Model) Validate() error {
 			return fmt.Errorf("model %s: %s: %w", m.Name, p.name, err)
 		}
 	}
+	if err := m.validateOps(); err != nil {
+		return fmt.Errorf("model %s: %w", m.Name, err)
+	}
 	if err := m.validateInit(); err != nil {
 		return fmt.Errorf("model %s: %w", m.Name, err)
 	}
@@ -122,6 +125,26 @@ func (m *Model) Validate() error {
 		loss := m.Find(m.Loss)
 		if loss == nil || loss.Role != RoleOutput || !loss.DType.IsFloat() || elements(loss.Shape) != 1 {
 			return fmt.Errorf("model %s: loss %q is not a floating output of one element", m.Name, m.Loss)
+		}
+	}
+	return nil
+}
+
+// validateOps checks that the runs of ops lie in the program, nested or apart, and that instructions
+// and runs name each other.
+func (m *Model) validateOps() error {
+	n := len(m.Step)
+	for i, r := range m.Ops {
+		if r.First < 0 || r.Last < r.First || r.Last >= n || r.Entry < r.First || r.Entry > r.Last || r.Repeat < -1 || r.Repeat > r.Last || r.Op < 0 || r.Sub < 0 || r.Clone < 0 {
+			return fmt.Errorf("op run %d (%s): instructions %d to %d, entry %d, repeat %d, of a program of %d", i, r.Name, r.First, r.Last, r.Entry, r.Repeat, n)
+		}
+		if m.Step[r.Entry].Run != i+1 || r.Repeat >= 0 && m.Step[r.Repeat].Run != i+1 {
+			return fmt.Errorf("op run %d (%s): instruction %d is another's", i, r.Name, r.Entry)
+		}
+	}
+	for i, in := range m.Step {
+		if in.Run < 0 || in.Run > len(m.Ops) || in.Run > 0 && (i < m.Ops[in.Run-1].First || i > m.Ops[in.Run-1].Last) {
+			return fmt.Errorf("instruction %d (%s) belongs to op run %d, which is elsewhere", i, in.Symbol, in.Run-1)
 		}
 	}
 	return nil

@@ -40,6 +40,14 @@ static int64_t load_index(const char *p, int bytes) {
     return narrow;
 }
 
+/* Where control goes after instruction pc, which is no launch. */
+static int64_t follow(const rp_inst *i, char *const *args, int64_t pc) {
+    if (i->kind == RP_JUMP) return i->targets[0];
+    if (i->kind == RP_BRANCH_IF_FALSE) return *args[0] ? pc + 1 : i->targets[0];
+    int64_t at = load_index(args[0], i->index_bytes); /* RP_CASE */
+    return i->targets[at < 0 || at >= i->ntargets ? i->ntargets - 1 : at];
+}
+
 /* To nearest, denormals kept, no traps: the arithmetic of a model must not depend on what a
  * caller of the library has set for its own (and its threads inherit). */
 enum { STANDARD_ARITHMETIC = 0x1f80 };
@@ -62,8 +70,7 @@ static void walk_program(void *context, int worker, int workers) {
                 mark = now;
             }
         }
-        switch (i->kind) {
-        case RP_LAUNCH: {
+        if (i->kind == RP_LAUNCH) {
             int64_t lo = worker * i->tiles / workers, hi = (worker + 1) * i->tiles / workers;
             if (lo < hi) i->fn(args, lo, hi, scratch);
             if (profile != NULL) {
@@ -74,19 +81,9 @@ static void walk_program(void *context, int worker, int workers) {
                 mark = now;
             }
             pc++;
-            break;
-        }
-        case RP_JUMP:
-            pc = i->targets[0];
-            break;
-        case RP_BRANCH_IF_FALSE:
-            pc = *args[0] ? pc + 1 : i->targets[0];
-            break;
-        default: { /* RP_CASE */
-            int64_t at = load_index(args[0], i->index_bytes);
-            if (at < 0 || at >= i->ntargets) at = i->ntargets - 1;
-            pc = i->targets[at];
-        }
+        } else {
+            if (profile != NULL) profile[pc].calls++;
+            pc = follow(i, args, pc);
         }
     }
     _mm_setcsr(callers);
@@ -119,7 +116,7 @@ static void touch(void *context, int worker, int workers) {
 
 int rp_engine_create(rp_engine *g, const rp_model *m, void *arena, int threads, rp_error *e) {
     int code;
-    *g = (rp_engine){.model = m, .arena = arena};
+    *g = (rp_engine){.model = m, .arena = arena, .pc = -1};
     if ((code = rp_cpu_check(m, e)) != REPRISE_OK) return code;
     if (threads == 0) threads = rp_cpu_count();
     if (threads < 1 || threads > RP_MAX_THREADS)
@@ -238,6 +235,40 @@ void rp_engine_run(rp_engine *g) {
     run_program(g, &g->model->step, g->step_args, g->profile);
     g->step++;
     if (g->poison) find_highest(g);
+}
+
+/* Launches run as one-instruction programs, so that nothing here costs a step that is run whole. */
+int64_t rp_engine_next(rp_engine *g) {
+    const rp_program *p = &g->model->step;
+    int64_t pc = g->pc;
+    if (pc < 0) return -1;
+    if (pc >= p->ninsts) {
+        g->pc = -1;
+        g->step++;
+        return -1;
+    }
+    const rp_inst *i = &p->insts[pc];
+    rp_profile *profile = g->profile == NULL ? NULL : g->profile + pc;
+    if (i->kind == RP_LAUNCH) {
+        rp_program one = *p;
+        one.insts = i;
+        one.ninsts = 1;
+        run_program(g, &one, g->step_args, profile);
+        g->pc = pc + 1;
+    } else {
+        if (profile != NULL) profile->calls++;
+        g->pc = follow(i, g->step_args + i->first, pc);
+    }
+    return pc;
+}
+
+int rp_engine_count(rp_engine *g, rp_error *e) {
+    if (g->profile == NULL) g->profile = calloc((size_t)g->model->step.ninsts + 1, sizeof *g->profile);
+    return g->profile != NULL ? REPRISE_OK : rp_fail(e, REPRISE_MEMORY, NULL, "no memory for the counters");
+}
+
+int64_t rp_op_count(const rp_engine *g, const rp_op *op) {
+    return g->profile[op->entry].calls - (op->again >= 0 ? g->profile[op->again].calls : 0);
 }
 
 void rp_state_sha256(const rp_engine *g, char hex[65]) {

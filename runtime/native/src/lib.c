@@ -61,7 +61,8 @@ EXPORT int reprise_bind(reprise_instance *i, const char *name, void *data, int64
     return REPRISE_OK;
 }
 
-EXPORT int reprise_step(reprise_instance *i, reprise_error *error) {
+/* What comes before a step's program. */
+static int begin(reprise_instance *i, reprise_error *error) {
     const rp_model *m = &rp_the_model;
     for (int k = 0; k < m->nvalues; k++)
         if (m->values[k].role == RP_INPUT && i->bound[k] == NULL && m->values[k].bytes > 0)
@@ -70,9 +71,44 @@ EXPORT int reprise_step(reprise_instance *i, reprise_error *error) {
     rp_engine_begin(&i->engine);
     for (int k = 0; k < m->nvalues; k++)
         if (m->values[k].role == RP_INPUT && i->bound[k] != NULL) memcpy(i->engine.arena + m->values[k].offset, i->bound[k], (size_t)m->values[k].bytes);
-    rp_engine_run(&i->engine);
+    return REPRISE_OK;
+}
+
+/* And after it. */
+static void end(reprise_instance *i) {
+    const rp_model *m = &rp_the_model;
     for (int k = 0; k < m->nvalues; k++)
         if (m->values[k].role == RP_OUTPUT && i->bound[k] != NULL) memcpy(i->bound[k], i->engine.arena + m->values[k].offset, (size_t)m->values[k].bytes);
+}
+
+EXPORT int reprise_step(reprise_instance *i, reprise_error *error) {
+    int r = begin(i, error);
+    if (r != REPRISE_OK) return r;
+    i->engine.pc = -1;
+    rp_engine_run(&i->engine);
+    end(i);
+    return REPRISE_OK;
+}
+
+EXPORT int reprise_step_begin(reprise_instance *i, reprise_error *error) {
+    int r = begin(i, error);
+    i->engine.pc = r == REPRISE_OK ? 0 : -1;
+    return r;
+}
+
+EXPORT int64_t reprise_step_next(reprise_instance *i) {
+    bool running = i->engine.pc >= 0;
+    int64_t at = rp_engine_next(&i->engine);
+    if (running && at < 0) end(i);
+    return at;
+}
+
+EXPORT int reprise_count(reprise_instance *i, reprise_error *error) { return rp_engine_count(&i->engine, error); }
+
+EXPORT int reprise_counts(const reprise_instance *i, int64_t *counts, int64_t n, reprise_error *error) {
+    if (i->engine.profile == NULL) return rp_fail(error, REPRISE_USAGE, "call reprise_count first", "nothing was counted");
+    if (counts == NULL || n != rp_the_model.nops) return rp_fail(error, REPRISE_USAGE, "reprise_describe() lists them under \"ops\"", "%lld counts for %d ops", (long long)n, (int)rp_the_model.nops);
+    for (int k = 0; k < rp_the_model.nops; k++) counts[k] = rp_op_count(&i->engine, &rp_the_model.ops[k]);
     return REPRISE_OK;
 }
 

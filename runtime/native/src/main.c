@@ -20,7 +20,7 @@
 
 typedef struct options {
     const char *program;
-    bool json, quiet, profile, poison, describe, help;
+    bool json, quiet, profile, counts, poison, describe, help;
     bool seed_given;
     uint64_t seed, steps, save_every, repeat, threads;
     const char *data, *init, *save, *resume, *output;
@@ -74,6 +74,7 @@ static void help(const options *o) {
            "  --json            print JSON, one object a line\n"
            "  --quiet           print nothing but errors (and what --json asks for)\n"
            "  --profile         print where the time went, by layer and kernel\n"
+           "  --counts          print how often each op of the plan ran, forward and recomputed\n"
            "  --poison          test: overwrite all memory but the state before each step\n"
            "  --describe        print the signature and the plan as JSON\n"
            "  --help\n\n"
@@ -105,6 +106,7 @@ static int parse_flags(options *o, int argc, char **argv, rp_error *e) {
         {"json", .on = &o->json},
         {"quiet", .on = &o->quiet},
         {"profile", .on = &o->profile},
+        {"counts", .on = &o->counts},
         {"poison", .on = &o->poison},
         {"describe", .on = &o->describe},
         {"help", .on = &o->help},
@@ -208,7 +210,7 @@ static void print_profile(const options *o, const rp_engine *g, int64_t steps) {
     row *rows = calloc((size_t)model->step.ninsts + 1, sizeof *rows);
     if (rows == NULL || steps == 0) return free(rows);
     for (int64_t i = 0; i < model->step.ninsts; i++)
-        if (g->profile[i].calls > 0) rows[n++] = (row){model->step.insts[i].symbol, model->step.insts[i].layer, g->profile[i]};
+        if (model->step.insts[i].kind == RP_LAUNCH && g->profile[i].calls > 0) rows[n++] = (row){model->step.insts[i].symbol, model->step.insts[i].layer, g->profile[i]};
     qsort(rows, (size_t)n, sizeof *rows, by_kernel);
     int64_t k = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -242,12 +244,39 @@ static void print_profile(const options *o, const rp_engine *g, int64_t steps) {
     free(rows);
 }
 
+/* By op of the plan: how often it was to run in these steps, how often it ran, and how much of that was
+ * recomputation. What stands in a region runs as often as its region does: the plan gives no number. */
+static void print_counts(const options *o, const rp_engine *g, int64_t steps) {
+    if (o->json) printf("{\"counts\":[");
+    else fprintf(stderr, "%9s %9s %9s %9s  %s\n", "planned", "executed", "forward", "again", "op");
+    for (int32_t i = 0, next; i < model->nops; i = next) {
+        const rp_op *op = &model->ops[i];
+        int64_t planned = 0, forward = 0, again = 0;
+        for (next = i; next < model->nops && model->ops[next].op == op->op && model->ops[next].sub == op->sub; next++) {
+            planned += steps;
+            *(model->ops[next].clone == 0 ? &forward : &again) += rp_op_count(g, &model->ops[next]);
+        }
+        if (o->json) {
+            printf("%s{\"op\":%" PRId32 ",\"sub\":%" PRId32 ",\"name\":", i ? "," : "", op->op, op->sub);
+            rp_json_print(op->name);
+            printf(",\"layer\":");
+            rp_json_print(op->layer);
+            if (op->sub == 0) printf(",\"planned\":%" PRId64, planned);
+            printf(",\"executed\":%" PRId64 ",\"forward\":%" PRId64 ",\"recomputed\":%" PRId64 "}", forward + again, forward, again);
+        } else {
+            char text[24] = "region";
+            if (op->sub == 0) snprintf(text, sizeof text, "%" PRId64, planned);
+            fprintf(stderr, "%9s %9" PRId64 " %9" PRId64 " %9" PRId64 "  %s\n", text, forward + again, forward, again, op->name);
+        }
+    }
+    if (o->json) printf("]}\n");
+}
+
 static int start(const options *o, rp_engine *g, rp_error *e) {
     int r = rp_engine_create(g, model, NULL, (int)o->threads, e);
     if (r != REPRISE_OK) return r;
     g->poison = o->poison;
-    if (o->profile && (g->profile = calloc((size_t)model->step.ninsts + 1, sizeof *g->profile)) == NULL) r = rp_fail(e, REPRISE_MEMORY, NULL, "no memory for the profile");
-    return r;
+    return o->profile || o->counts ? rp_engine_count(g, e) : r;
 }
 
 /* ---- training ---- */
@@ -375,6 +404,7 @@ static int train(run *t, const options *o, int *signal, rp_error *e) {
     if (r != REPRISE_OK) return r;
     if (o->save != NULL && done == 0 && (r = rp_checkpoint_save(g, o->save, e)) != REPRISE_OK) return r;
     if (o->profile) print_profile(o, g, (int64_t)done);
+    if (o->counts) print_counts(o, g, (int64_t)done);
     char hash[65];
     rp_state_sha256(g, hash);
     double tokens = total > 0 ? (double)rp_feeder_tokens(t->feeder) * (double)done / total * 1e3 : 0;
@@ -447,6 +477,7 @@ static int infer(run *t, const options *o, rp_error *e) {
         return r;
     }
     if (o->profile) print_profile(o, g, (int64_t)o->repeat);
+    if (o->counts) print_counts(o, g, (int64_t)o->repeat);
     qsort(ms, o->repeat, sizeof *ms, compare_doubles);
     if (o->json) {
         printf("{\"done\":true,\"repeat\":%" PRIu64 ",\"ms\":%.3f,\"ms_min\":%.3f,\"outputs\":[", o->repeat, ms[o->repeat / 2], ms[0]);

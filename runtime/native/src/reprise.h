@@ -59,6 +59,17 @@ int reprise_bind(reprise_instance *instance, const char *name, void *data, int64
 /* One step: inputs in, program, outputs out. Every input must be bound. */
 int reprise_step(reprise_instance *instance, reprise_error *error);
 
+/* The same step, one instruction of the program at a time, for whoever wants to look at the arena in
+ * between: step_next runs the next one on all threads and returns its index ("first" and "last" of the
+ * ops in the signature), or -1 after the last, when outputs are out and the step is counted. */
+int reprise_step_begin(reprise_instance *instance, reprise_error *error);
+int64_t reprise_step_next(reprise_instance *instance);
+
+/* count: from now on the instance counts how often each op of the plan runs; it can't be undone.
+ * counts: the numbers so far, in the order of "ops" in the signature, n being how many these are. */
+int reprise_count(reprise_instance *instance, reprise_error *error);
+int reprise_counts(const reprise_instance *instance, int64_t *counts, int64_t n, reprise_error *error);
+
 /* Copies state (parameters, optimizer state, buffers) out or in, between steps;
  * read also serves outputs, right after a step. */
 int reprise_read(reprise_instance *instance, const char *name, void *data, int64_t bytes, reprise_error *error);

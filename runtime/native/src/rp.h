@@ -56,6 +56,15 @@ typedef struct rp_inst {
     int32_t ntargets;
 } rp_inst;
 
+/* One run of an op of the plan: op is its number there, sub that among the ops of its regions (0:
+ * itself), clone which recomputation (0: the first). It runs as often as instruction entry, less as
+ * often as instruction again (-1: none), which is a loop's way back to entry. */
+typedef struct rp_op {
+    const char *name, *layer;
+    int32_t op, sub, clone;
+    int64_t entry, again;
+} rp_op;
+
 typedef struct rp_program {
     const rp_inst *insts;
     int64_t ninsts;
@@ -71,6 +80,8 @@ typedef struct rp_model {
     const rp_value *values; /* in the byte order of their names */
     int32_t nvalues;
     rp_program init, step;
+    const rp_op *ops; /* of step; by op, sub, clone */
+    int32_t nops;
     int64_t arena_bytes, resident_bytes;
     const char *const *consts, *const *weights; /* pointers kept apart: the data may be out of 32-bit reach */
 } rp_model;
@@ -155,6 +166,7 @@ typedef struct rp_engine {
     uint64_t seed;
     int64_t step;        /* steps done */
     rp_profile *profile; /* per instruction of Step, or NULL */
+    int64_t pc;          /* the next instruction of a step that is run one by one, -1: there is none */
     bool poison;         /* overwrite everything but the state before each step */
     int64_t highest;     /* with poison: the end of the highest byte touched so far */
 } rp_engine;
@@ -164,6 +176,9 @@ void rp_engine_destroy(rp_engine *g);
 void rp_engine_init(rp_engine *g, uint64_t seed);
 void rp_engine_begin(rp_engine *g); /* before inputs are written: poison, key, step */
 void rp_engine_run(rp_engine *g);   /* the step's program; counts the step */
+int64_t rp_engine_next(rp_engine *g);                /* instead of run, after pc = 0: one instruction, returns its index, or -1 after the last */
+int rp_engine_count(rp_engine *g, rp_error *e);      /* count executions from now on */
+int64_t rp_op_count(const rp_engine *g, const rp_op *op); /* where they are counted */
 const rp_value *rp_find(const rp_model *m, const char *name);
 void rp_state_sha256(const rp_engine *g, char hex[65]);
 int64_t rp_now_ns(void);

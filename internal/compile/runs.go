@@ -1,0 +1,138 @@
+package compile
+
+import (
+	"reprise/ir"
+	"reprise/passes/buffer"
+	"reprise/passes/lower"
+	"reprise/passes/remat"
+	"reprise/runtime/exe"
+)
+
+// Run is one run of an op in the compiled step: who it is, and where it reads and writes. It is what a
+// trace needs to find an op's results in memory.
+type Run struct {
+	exe.OpRun
+	IR     *ir.Op // in the final program; its Remat is the original
+	Reads  []Span // by operand
+	Writes []Span // by result
+}
+
+// Span is where a value is while an op runs.
+type Span struct {
+	Const         bool  // in the constant pool
+	Offset, Bytes int64 // in the arena
+}
+
+// runTable numbers the runs of ops as they are emitted. A nil table does nothing.
+type runTable struct {
+	who  map[*ir.Op]exe.OpRun
+	runs []Run
+}
+
+// newRunTable gives every op of a planned function, and of its regions, its identity.
+func newRunTable(a *remat.Applied) *runTable {
+	t := &runTable{who: map[*ir.Op]exe.OpRun{}}
+	for _, op := range a.Func.Body.Ops {
+		r, ok := a.Runs[op]
+		if !ok {
+			continue
+		}
+		sub := 0
+		var walk func(op *ir.Op)
+		walk = func(op *ir.Op) {
+			t.who[op] = exe.OpRun{Op: r.Op, Sub: sub, Clone: r.Clone, Name: remat.Name(op), Layer: op.Loc.Layer}
+			if !buffer.IsControl(op) {
+				return
+			}
+			for _, b := range op.Regions {
+				for _, o := range b.Ops {
+					sub++
+					walk(o)
+				}
+			}
+		}
+		walk(op)
+	}
+	return t
+}
+
+// open starts the run of an op that is about to be emitted; it returns the run's number, −1 where there
+// is none.
+func (t *runTable) open(op *ir.Op, where func(*ir.Value) place) int {
+	if t == nil || lower.IsConstant(op) || lower.IsView(op) {
+		return -1
+	}
+	who, ok := t.who[op]
+	if !ok {
+		return -1
+	}
+	r := Run{OpRun: who, IR: op}
+	spans := func(vs []*ir.Value) []Span {
+		out := make([]Span, len(vs))
+		for i, v := range vs {
+			p := where(v)
+			out[i] = Span{p.konst, p.offset, p.bytes}
+		}
+		return out
+	}
+	r.Reads, r.Writes = spans(op.Operands), spans(op.Results)
+	t.runs = append(t.runs, r)
+	return len(t.runs) - 1
+}
+
+// close ends a run: all instructions from first on that no run inside it took are its own.
+func (t *runTable) close(run int, prog []exe.Inst, first int) {
+	if run < 0 {
+		return
+	}
+	if first == len(prog) { // no element, no launch: as if it were not there
+		t.runs = t.runs[:run]
+		return
+	}
+	r := &t.runs[run]
+	r.First, r.Last, r.Entry, r.Repeat = first, len(prog)-1, first, -1
+	branch := false
+	for i := first; i < len(prog); i++ {
+		in := &prog[i]
+		if in.Run != 0 {
+			continue
+		}
+		in.Run = run + 1
+		switch {
+		case (in.Kind == exe.BranchIfFalse || in.Kind == exe.Case) && !branch:
+			r.Entry, branch = i, true
+		case in.Kind == exe.Jump && in.Targets[0] <= i:
+			r.Repeat = i
+		}
+	}
+}
+
+// ops are the runs in the order of the program; instructions name them by their place here.
+func (t *runTable) ops() []exe.OpRun {
+	out := make([]exe.OpRun, len(t.runs))
+	for i, r := range t.runs {
+		out[i] = r.OpRun
+	}
+	return out
+}
+
+// Count is how often the plan runs an op in a step: Runs times, of which all but one are recomputations.
+type Count struct {
+	Op   int    `json:"op"`
+	Sub  int    `json:"sub"` // not 0: an op of a region, once for each time that the region runs
+	Name string `json:"name"`
+	Runs int    `json:"runs"`
+}
+
+// Counts are the plan's counts of every op that has code, by op and sub.
+func (p *Program) Counts() []Count {
+	var out []Count
+	for _, r := range exe.SortOps(p.Exe.Ops) {
+		if n := len(out); n > 0 && out[n-1].Op == r.Op && out[n-1].Sub == r.Sub {
+			out[n-1].Runs++
+			continue
+		}
+		out = append(out, Count{Op: r.Op, Sub: r.Sub, Name: r.Name, Runs: 1})
+	}
+	return out
+}

@@ -1,0 +1,82 @@
+package compile_test
+
+import (
+	"context"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"reprise/internal/compile"
+	"reprise/runtime"
+)
+
+// TestP125Counts: a compiled model counts how often each op of the plan runs, and the numbers are the plan's,
+// forward and recomputed, for every op; ops of loops run as often as the loop turns, in every clone of it. The
+// steps it counts in have the same bits.
+func TestP125Counts(t *testing.T) {
+	specs := small()
+	if !long() {
+		specs = specs[5:6] // the one with loops
+	}
+	for _, spec := range specs {
+		t.Run(name(spec), func(t *testing.T) {
+			t.Parallel()
+			const steps = 2
+			m := load(t, spec, true)
+			executed := func(b compile.Budget) (map[[2]int]int64, *compile.Program, string) {
+				lib, p := library(t, m, compile.Options{Budget: b})
+				i, err := runtime.Load(lib, runtime.Options{Seed: 1, Threads: 2})
+				require.NoError(t, err)
+				defer i.Close()
+				require.NoError(t, i.Count())
+				tr := steer(t, i, m, 0, steps)
+				counts, err := i.Counts()
+				require.NoError(t, err)
+				require.Len(t, counts, len(p.Exe.Ops))
+				sum := map[[2]int]int64{}
+				for k, op := range i.Description().Ops {
+					if op.Sub == 0 {
+						require.EqualValues(t, steps, counts[k], "clone %d of %s", op.Clone, op.Name)
+					}
+					sum[[2]int{op.Op, op.Sub}] += counts[k]
+				}
+				return sum, p, tr.state
+			}
+			all, _, want := executed(compile.Budget{})
+			got, p, state := executed(compile.Budget{Min: true})
+			require.Equal(t, want, state)
+			again := 0
+			for _, c := range p.Counts() {
+				require.Equal(t, int64(c.Runs)*all[[2]int{c.Op, c.Sub}], got[[2]int{c.Op, c.Sub}], c.Name)
+				again += c.Runs - 1
+			}
+			require.Len(t, p.Counts(), len(got))
+			require.Positive(t, again, "nothing is recomputed")
+		})
+	}
+}
+
+// TestCountsOfAnExecutable: the program itself prints them.
+func TestCountsOfAnExecutable(t *testing.T) {
+	m := load(t, small()[0], true)
+	out := filepath.Join(t.TempDir(), "m")
+	p, err := compile.Make(context.Background(), m, compile.Options{Budget: compile.Budget{Min: true}, PlanSteps: sweepSteps}, out)
+	require.NoError(t, err)
+	done, err := runtime.Run(context.Background(), out, []string{"--steps", "3", "--counts"}, func(s runtime.Step) { require.NotZero(t, s.Step) })
+	require.NoError(t, err)
+	require.Len(t, done.Counts, len(p.Counts()))
+	for i, c := range p.Counts() {
+		got := done.Counts[i]
+		require.Equal(t, c.Name, got.Name)
+		require.EqualValues(t, 3*c.Runs, *got.Planned)
+		require.Equal(t, *got.Planned, got.Executed, c.Name)
+		require.EqualValues(t, 3, got.Forward)
+		require.EqualValues(t, 3*(c.Runs-1), got.Recomputed)
+	}
+	text, err := exec.Command(out, "--steps", "1", "--counts", "--quiet").CombinedOutput()
+	require.NoError(t, err)
+	require.Contains(t, string(text), "executed")
+	require.Contains(t, string(text), p.Counts()[0].Name)
+}
