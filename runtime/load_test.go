@@ -160,7 +160,7 @@ func TestInstance(t *testing.T) {
 		{i.Write("x", x), "\"x\" is not state\n  hint: use reprise_bind for inputs"},
 		{i.Write("w", x[:4]), `"w" is f32[2,3] and takes 24 bytes, not 4`},
 		{i.SetStepNumber(-1), `step -1: want 0 to 2^32 - 1`},
-		{i.Resume("none"), `cannot open none: No such file or directory`},
+		{i.Resume("none"), "cannot open none: No such file or directory\n  hint: look at the path: it is taken from the directory that the program runs in"},
 	} {
 		var e *exe.Error
 		require.True(t, errors.As(c.err, &e))
@@ -257,7 +257,7 @@ func TestCheckpointsAreShared(t *testing.T) {
 func TestRun(t *testing.T) {
 	b := models(t)
 	_, err := runtime.Run(context.Background(), b.program, []string{"--data", "none"}, nil)
-	require.EqualError(t, err, "cannot open none: No such file or directory")
+	require.EqualError(t, err, "cannot open none: No such file or directory\n  hint: look at the path: it is taken from the directory that the program runs in")
 	_, err = runtime.Run(context.Background(), b.program, []string{"--nonsense"}, nil)
 	require.EqualError(t, err, "unknown flag --nonsense\n  hint: --help lists the flags")
 	_, err = runtime.Run(context.Background(), "none", nil, nil)
@@ -309,8 +309,9 @@ func TestExports(t *testing.T) {
 		}
 	}
 	slices.Sort(names)
-	require.Equal(t, []string{"reprise_arena_bytes", "reprise_bind", "reprise_create", "reprise_describe", "reprise_destroy", "reprise_get_step",
-		"reprise_load", "reprise_read", "reprise_reset", "reprise_save", "reprise_set_step", "reprise_state_sha256", "reprise_step", "reprise_write"}, names)
+	require.Equal(t, []string{"reprise_arena_bytes", "reprise_bind", "reprise_count", "reprise_counts", "reprise_create", "reprise_describe",
+		"reprise_destroy", "reprise_get_step", "reprise_load", "reprise_read", "reprise_reset", "reprise_save", "reprise_set_step",
+		"reprise_state_sha256", "reprise_step", "reprise_step_begin", "reprise_step_next", "reprise_write"}, names)
 	for _, s := range f.Sections {
 		if s.Name == ".data" || s.Name == ".bss" {
 			require.LessOrEqual(t, s.Size, uint64(8), "%s: the C start-up files have one variable in each, we have none", s.Name)

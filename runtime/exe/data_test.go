@@ -185,7 +185,7 @@ func TestTokens(t *testing.T) {
 		p.write("high", bytes.Repeat([]byte{201}, 9))
 		p.write("empty", nil)
 		inputs := "the model's inputs are targets i32[4,8], tokens i32[4,8]"
-		p.fails("data", "cannot open none: No such file or directory", "", "--data", "none")
+		p.fails("data", "cannot open none: No such file or directory", "look at the path: it is taken from the directory that the program runs in", "--data", "none")
 		p.fails("data", ". is not a regular file", "", "--data", ".")
 		p.fails("data", "short is too short: a window of 8 tokens and its successor needs 9 bytes, it has 8", "", "--data", "short")
 		p.fails("data", "empty is too short: a window of 8 tokens and its successor needs 9 bytes, it has 0", "", "--data", "empty")

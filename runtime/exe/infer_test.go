@@ -86,7 +86,7 @@ func TestInfer(t *testing.T) {
 		p.write("six.npy", npy("<i8", "(1,)", le(t, int64(6))))
 		p.write("m.npz", npz(t, zip.Store, "y.npy", x))
 		p.fails("data", `input "x" needs data: give --input NAME=FILE.npy`, inputs)
-		p.fails("data", "cannot open none: No such file or directory", "", "--input", "x=none")
+		p.fails("data", "cannot open none: No such file or directory", "look at the path: it is taken from the directory that the program runs in", "--input", "x=none")
 		p.fails("data", `text is not an .npy file`, "save it with numpy.save", "--input", "x=text")
 		p.fails("data", `n.npy has f32[] for input "n", which is i32[]`, "", "--input", "x=x.npy", "--input", "n=n.npy")
 		p.fails("data", `far.npy: element 0, for input "n", is 1099511627776; it must lie in 0 … 4`, "", "--input", "x=x.npy", "--input", "n=far.npy")

@@ -262,7 +262,7 @@ func TestTrain(t *testing.T) {
 				p.fails("checkpoint", c.message, c.hint, "--steps", "1", "--resume", "c.safetensors")
 			})
 		}
-		p.fails("checkpoint", "cannot open none: No such file or directory", "", "--resume", "none")
+		p.fails("checkpoint", "cannot open none: No such file or directory", "look at the path: it is taken from the directory that the program runs in", "--resume", "none")
 		p.fails("checkpoint", ". is not a regular file", "", "--resume", ".")
 		p.fails("checkpoint", "good.safetensors was saved by a run with seed 1, and --seed is 2", "leave --seed away: a resumed run keeps its seed", "--resume", "good.safetensors", "--seed", "2")
 		p.write("c.safetensors", changed(`"w":`, `"v":`))
