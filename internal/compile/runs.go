@@ -116,8 +116,8 @@ func (t *runTable) ops() []exe.OpRun {
 	return out
 }
 
-// Count is how often the plan runs an op in a step: Runs times, of which all but one are recomputations.
-type Count struct {
+// OpCount is how often the plan runs an op in a step: Runs times, of which all but one are recomputations.
+type OpCount struct {
 	Op   int    `json:"op"`
 	Sub  int    `json:"sub"` // not 0: an op of a region, once for each time that the region runs
 	Name string `json:"name"`
@@ -125,14 +125,14 @@ type Count struct {
 }
 
 // Counts are the plan's counts of every op that has code, by op and sub.
-func (p *Program) Counts() []Count {
-	var out []Count
+func (p *Program) Counts() []OpCount {
+	var out []OpCount
 	for _, r := range exe.SortOps(p.Exe.Ops) {
 		if n := len(out); n > 0 && out[n-1].Op == r.Op && out[n-1].Sub == r.Sub {
 			out[n-1].Runs++
 			continue
 		}
-		out = append(out, Count{Op: r.Op, Sub: r.Sub, Name: r.Name, Runs: 1})
+		out = append(out, OpCount{Op: r.Op, Sub: r.Sub, Name: r.Name, Runs: 1})
 	}
 	return out
 }
