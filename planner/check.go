@@ -12,7 +12,10 @@ import (
 type Report struct {
 	PeakBytes   int64
 	PeakPos     int     // position at which the peak is first reached
-	Cost        int64   // of every instance
+	Cost        int64   // of every instance, and Stall
+	Stall       int64   // time that ops wait for transfers
+	HostBytes   int64   // most host memory held at a time
+	MovedBytes  int64   // that transfers take to the host
 	BaseCost    int64   // of every op once
 	Recomputed  int     // instances beyond the first
 	LiveAtPeak  []int   // the first value of each live storage at PeakPos, largest first
@@ -42,6 +45,7 @@ const (
 	RuleMissing   Rule = "missing"   // every op runs
 	RuleOutput    Rule = "output"    // outputs are intact at the end
 	RulePolicy    Rule = "policy"    // must-recompute values are recomputed, must-offload values offloaded
+	RuleTransfer  Rule = "transfer"  // transfers move what is not in use, over a link that exists, into host memory that exists
 	RuleOverflow  Rule = "overflow"  // cost and memory fit in 63 bits
 	RuleBudget    Rule = "budget"    // the peak is within the budget
 	RuleClaim     Rule = "claim"     // peak, cost and arena are what the plan says
@@ -54,8 +58,10 @@ func (v *Violation) Error() string { return "planner: " + v.Msg }
 type storageInstance struct {
 	value    int // first value in it
 	bytes    int64
-	start    int // position of the allocating op, -1 for residents
-	last     int // last position at which it is used
+	start    int   // position of the allocating op, -1 for residents
+	last     int   // last position at which it is used
+	uses     []int // positions at which it is used, ascending; of residents not kept
+	away     []Transfer
 	mergedTo int // instance that took its memory over, or -1
 	takenAt  int // position from which this instance lives in another's memory, or -1
 }
@@ -85,10 +91,13 @@ func Check(p *Problem, plan *Plan, budget int64) (Report, error) {
 	if v := r.run(); v != nil {
 		return Report{}, v
 	}
+	if v := r.transfers(plan.Transfers); v != nil {
+		return Report{}, v
+	}
 	if v := r.policies(); v != nil {
 		return Report{}, v
 	}
-	rep, v := r.measure()
+	rep, v := r.measure(plan.Transfers)
 	if v != nil {
 		return Report{}, v
 	}
@@ -128,6 +137,7 @@ type replay struct {
 	gone  []int // by value: position at which it was overwritten, or -1
 	runs  []int // by op
 	reuse []reuseSite
+	moved map[int]bool // by representative: a transfer moves it
 }
 
 // reuseSite is an op instance that may write in place.
@@ -244,10 +254,7 @@ func (r *replay) run() *Violation {
 			if r.now[v] < 0 {
 				return r.violation(RuleInput, pos, i, v, "%s reads %s before it is computed", p.opName(i), p.valueName(v))
 			}
-			k := r.now[v]
-			if r.inst[k].last < pos {
-				r.inst[k].last = pos
-			}
+			r.use(r.now[v], pos)
 		}
 		r.produce(pos, i)
 	}
@@ -316,9 +323,18 @@ func (r *replay) produce(pos, i int) {
 	for k, out := range o.Outputs {
 		r.now[out] = place[k]
 		r.gone[out] = -1
-		if r.inst[place[k]].last < pos {
-			r.inst[place[k]].last = pos
-		}
+		r.use(place[k], pos)
+	}
+}
+
+// use notes that instance k is in use at pos.
+func (r *replay) use(k, pos int) {
+	s := &r.inst[k]
+	if s.last < pos {
+		s.last = pos
+	}
+	if n := len(s.uses); s.start >= 0 && (n == 0 || s.uses[n-1] != pos) {
+		s.uses = append(s.uses, pos)
 	}
 }
 
@@ -391,7 +407,7 @@ func (r *replay) policies() *Violation {
 	}
 	for i := range p.Ops {
 		for _, v := range p.Ops[i].Outputs {
-			if p.Values[v].Policy == MustOffload && uses[v] > 1 {
+			if p.Values[v].Policy == MustOffload && uses[v] > 1 && !r.moved[r.rootOf[v]] {
 				return r.violation(RulePolicy, -1, i, v, "%s must be offloaded, and the plan does not", p.valueName(v))
 			}
 			if p.Values[v].Policy == MustRecompute && uses[v] > 1 && r.runs[i] < 2 {
@@ -402,8 +418,132 @@ func (r *replay) policies() *Violation {
 	return nil
 }
 
+// transfers checks that each move is of memory that waits between two uses, and notes it there.
+func (r *replay) transfers(moves []Transfer) *Violation {
+	r.moved = make(map[int]bool)
+	type key struct{ value, start int }
+	at := make(map[key]int)
+	for k := range r.inst {
+		if s := &r.inst[k]; s.start >= 0 {
+			at[key{s.value, s.start}] = k
+		}
+	}
+	for k, t := range moves {
+		if r.p.Offload == nil {
+			return r.violation(RuleTransfer, t.Out, -1, -1, "transfer %d has no link to use: the problem has no offload", k)
+		}
+		id, ok := at[key{t.Value, t.Start}]
+		if !ok {
+			return r.violation(RuleTransfer, t.Start, -1, -1, "transfer %d moves value %d opened at position %d, which the plan does not have", k, t.Value, t.Start)
+		}
+		if k > 0 && t.Out < moves[k-1].Out {
+			return r.violation(RuleTransfer, t.Out, -1, t.Value, "transfer %d comes before transfer %d", k, k-1)
+		}
+		s := &r.inst[id]
+		next := -1
+		for j, pos := range s.uses {
+			if pos == t.Out && j+1 < len(s.uses) {
+				next = s.uses[j+1]
+			}
+		}
+		if next < 0 || next != t.Use {
+			return r.violation(RuleTransfer, t.Out, -1, t.Value, "transfer %d: positions %d and %d are not two uses of %s in a row", k, t.Out, t.Use, r.p.valueName(t.Value))
+		}
+		if t.Out >= t.Free || t.Free > t.In || t.In > t.Use {
+			return r.violation(RuleTransfer, t.Out, -1, t.Value, "transfer %d: out %d, free %d, in %d, use %d are not in order", k, t.Out, t.Free, t.In, t.Use)
+		}
+		if n := len(s.away); n > 0 && t.Out < s.away[n-1].Use {
+			return r.violation(RuleTransfer, t.Out, -1, t.Value, "transfer %d moves %s, which is away", k, r.p.valueName(t.Value))
+		}
+		s.away = append(s.away, t)
+		r.moved[r.rootOf[t.Value]] = true
+	}
+	return nil
+}
+
+// awayAt reports whether the instance has no device memory at pos.
+func (s *storageInstance) awayAt(pos int) bool {
+	for _, t := range s.away {
+		if t.Free <= pos && pos < t.In {
+			return true
+		}
+	}
+	return false
+}
+
+// wait follows the clock through ops and copies. Each direction of the link does one copy at a
+// time, in the order in which they are asked for.
+func (r *replay) wait(moves []Transfer, rep *Report) *Violation {
+	if len(moves) == 0 {
+		return nil
+	}
+	link := r.p.Offload
+	n := len(r.order)
+	free, back, use, out := make([][]int, n), make([][]int, n), make([][]int, n), make([][]int, n)
+	host := make([]int64, n+2)
+	size := make([]int64, len(moves))
+	for k, t := range moves {
+		free[t.Free], back[t.In] = append(free[t.Free], k), append(back[t.In], k)
+		use[t.Use], out[t.Out] = append(use[t.Use], k), append(out[t.Out], k)
+		size[k] = r.bytes[r.rootOf[t.Value]]
+		host[t.Out] += size[k]
+		host[t.Use+1] -= size[k]
+		if rep.MovedBytes > maxTotal {
+			return r.violation(RuleOverflow, t.Out, -1, t.Value, "the bytes that transfers move exceed 63 bits")
+		}
+		rep.MovedBytes += size[k]
+	}
+	var held int64
+	for pos := range n {
+		held += host[pos]
+		rep.HostBytes = max(rep.HostBytes, held)
+		if held > link.HostBytes {
+			return r.violation(RuleTransfer, pos, r.order[pos], -1, "transfers hold %d bytes of host memory; there are %d", held, link.HostBytes)
+		}
+	}
+	var now, outFree, inFree int64
+	gone, there := make([]int64, len(moves)), make([]int64, len(moves))
+	copying := func(start, bytes int64, speed float64) (int64, bool) {
+		took := math.Ceil(float64(bytes) / speed)
+		if took > maxTotal || start > maxTotal {
+			return 0, false
+		}
+		return start + int64(took), true
+	}
+	for pos, i := range r.order {
+		for _, k := range free[pos] {
+			now = max(now, gone[k])
+		}
+		ok := true
+		for _, k := range back[pos] {
+			there[k], ok = copying(max(now, inFree, gone[k]), size[k], link.BytesPerNsIn)
+			inFree = there[k]
+			if !ok {
+				return r.violation(RuleOverflow, pos, i, moves[k].Value, "time exceeds 63 bits")
+			}
+		}
+		for _, k := range use[pos] {
+			now = max(now, there[k])
+		}
+		if now > maxTotal || r.p.Ops[i].Cost > math.MaxInt64-now {
+			return r.violation(RuleOverflow, pos, i, -1, "time exceeds 63 bits")
+		}
+		now += r.p.Ops[i].Cost
+		for _, k := range out[pos] {
+			gone[k], ok = copying(max(now, outFree), size[k], link.BytesPerNsOut)
+			outFree = gone[k]
+			if !ok {
+				return r.violation(RuleOverflow, pos, i, moves[k].Value, "time exceeds 63 bits")
+			}
+		}
+	}
+	rep.Stall = now - rep.Cost
+	rep.Cost = now
+	return nil
+}
+
 // measure applies optional in-place reuse and adds up memory and cost.
-func (r *replay) measure() (Report, *Violation) {
+func (r *replay) measure(moves []Transfer) (Report, *Violation) {
 	p := r.p
 	rep := Report{PeakPos: 0}
 	holdsOutput := make(map[int]bool)
@@ -445,6 +585,10 @@ func (r *replay) measure() (Report, *Violation) {
 			step[from] += s.bytes
 			step[s.last+1] -= s.bytes
 		}
+		for _, t := range s.away {
+			step[t.Free] -= s.bytes
+			step[t.In] += s.bytes
+		}
 	}
 	live := resident
 	for pos, i := range r.order {
@@ -463,13 +607,16 @@ func (r *replay) measure() (Report, *Violation) {
 	if n == 0 {
 		rep.PeakBytes = resident
 	}
+	if v := r.wait(moves, &rep); v != nil {
+		return rep, v
+	}
 	for i := range p.Ops {
 		rep.BaseCost += p.Ops[i].Cost
 		rep.Recomputed += r.runs[i] - 1
 	}
 	for k := range r.inst {
 		s := &r.inst[k]
-		if s.start < 0 || (s.start <= rep.PeakPos && rep.PeakPos <= s.last && !(s.takenAt == rep.PeakPos)) {
+		if s.start < 0 || (s.start <= rep.PeakPos && rep.PeakPos <= s.last && !(s.takenAt == rep.PeakPos) && !s.awayAt(rep.PeakPos)) {
 			rep.LiveAtPeak = append(rep.LiveAtPeak, k)
 		}
 	}
@@ -502,7 +649,19 @@ func (r *replay) checkPlacements(plan *Plan, budget int64) *Violation {
 		for m := s.mergedTo; m >= 0; m = r.inst[m].mergedTo {
 			end = r.inst[m].last
 		}
-		want[key{s.value, s.start}] = Placement{Value: s.value, Start: s.start, End: end, Bytes: s.bytes}
+		// Transfers cut the stretch.
+		away := append([]Transfer(nil), s.away...)
+		for m := s.mergedTo; m >= 0; m = r.inst[m].mergedTo {
+			away = append(away, r.inst[m].away...)
+		}
+		start := s.start
+		for _, t := range away {
+			if t.Free > start {
+				want[key{s.value, start}] = Placement{Value: s.value, Start: start, End: t.Free - 1, Bytes: s.bytes}
+			}
+			start = t.In
+		}
+		want[key{s.value, start}] = Placement{Value: s.value, Start: start, End: end, Bytes: s.bytes}
 	}
 	for pos, i := range r.order {
 		if w := r.p.Ops[i].Workspace; w > 0 {

@@ -411,6 +411,9 @@ type filePlan struct {
 	LowerBound  int64       `json:"lower_bound"`
 	Gap         float64     `json:"gap"`
 	Proof       string      `json:"proof"`
+	Transfers   []Transfer  `json:"transfers,omitempty"`
+	Stall       int64       `json:"stall,omitempty"`
+	HostBytes   int64       `json:"host_bytes,omitempty"`
 	Offsets     []Placement `json:"offsets"`
 	ArenaBytes  int64       `json:"arena_bytes"`
 	Seconds     float64     `json:"seconds"`
@@ -422,7 +425,7 @@ type filePlan struct {
 // WritePlan writes a plan as "reprise.plan/1".
 func WritePlan(w io.Writer, pl *Plan) error {
 	return json.NewEncoder(w).Encode(filePlan{PlanFormat, append([]int{}, pl.Order...), pl.Cost, pl.BaseCost, pl.Overhead, pl.PeakBytes,
-		pl.BudgetBytes, pl.LowerBound, pl.Gap, pl.Proof, pl.Offsets, pl.ArenaBytes, pl.Seconds, pl.Steps, pl.Solver, pl.Seed})
+		pl.BudgetBytes, pl.LowerBound, pl.Gap, pl.Proof, pl.Transfers, pl.Stall, pl.HostBytes, pl.Offsets, pl.ArenaBytes, pl.Seconds, pl.Steps, pl.Solver, pl.Seed})
 }
 
 // ReadPlan reads a plan file. Only Check can say whether the plan is legal.
@@ -442,6 +445,6 @@ func ReadPlan(r io.Reader) (*Plan, error) {
 		return nil, fmt.Errorf("planner: the plan has no \"order\"")
 	}
 	return &Plan{Order: f.Order, Cost: f.Cost, BaseCost: f.BaseCost, PeakBytes: f.PeakBytes, BudgetBytes: f.BudgetBytes,
-		LowerBound: f.LowerBound, Overhead: f.Overhead, Gap: f.Gap, Proof: f.Proof, Offsets: f.Offsets, ArenaBytes: f.ArenaBytes,
+		LowerBound: f.LowerBound, Overhead: f.Overhead, Gap: f.Gap, Proof: f.Proof, Transfers: f.Transfers, Stall: f.Stall, HostBytes: f.HostBytes, Offsets: f.Offsets, ArenaBytes: f.ArenaBytes,
 		Seconds: f.Seconds, Steps: f.Steps, Solver: f.Solver, Seed: f.Seed}, nil
 }

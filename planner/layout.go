@@ -2,18 +2,27 @@ package planner
 
 import "reprise/planner/pack"
 
-// lifetimes returns the stretches of memory that an order needs, without
-// offsets: residents, storages (those that in-place reuse joins as one) and
-// workspaces. The order must be legal.
-func lifetimes(p *Problem, order []int) []Placement {
+// stretch is memory between its allocation and its last use.
+type stretch struct {
+	value       int // first value in it
+	start, last int
+	uses        []int // positions, ascending; of residents not kept
+	bytes       int64
+	next        int  // stretch that took its memory in place, or -1
+	taken       bool // lives in another's memory
+}
+
+// stretches returns the memory that an order needs, workspaces aside. The order must be legal.
+func stretches(p *Problem, order []int) []stretch {
 	al := aliasing(p)
-	type stretch struct {
-		value, start, last int
-		bytes              int64
-		next               int // stretch that took its memory, or -1
-		taken              bool
-	}
 	var list []stretch
+	use := func(k, pos int) {
+		s := &list[k]
+		s.last = max(s.last, pos)
+		if n := len(s.uses); s.start >= 0 && (n == 0 || s.uses[n-1] != pos) {
+			s.uses = append(s.uses, pos)
+		}
+	}
 	cur := make([]int, len(p.Values))
 	resident := make([]int, len(al.size))
 	for s := range resident {
@@ -35,7 +44,7 @@ func lifetimes(p *Problem, order []int) []Placement {
 	for pos, i := range order {
 		o := &p.Ops[i]
 		for _, v := range o.Inputs {
-			list[cur[v]].last = max(list[cur[v]].last, pos)
+			use(cur[v], pos)
 		}
 		clear(opened)
 		place := make([]int, len(o.Outputs))
@@ -69,7 +78,7 @@ func lifetimes(p *Problem, order []int) []Placement {
 		}
 		for k, out := range o.Outputs {
 			cur[out] = place[k]
-			list[place[k]].last = max(list[place[k]].last, pos)
+			use(place[k], pos)
 		}
 	}
 	holds := make([]bool, len(list))
@@ -86,19 +95,38 @@ func lifetimes(p *Problem, order []int) []Placement {
 			a.next, b.taken = s.out, true
 		}
 	}
+	return list
+}
+
+// lifetimes returns the stretches of memory that a plan needs, without offsets: residents,
+// storages (those that in-place reuse joins as one, cut where transfers take them away) and
+// workspaces. The plan must be legal.
+func lifetimes(p *Problem, plan *Plan) []Placement {
+	list := stretches(p, plan.Order)
+	away := make(map[[2]int][]Transfer)
+	for _, t := range plan.Transfers {
+		away[[2]int{t.Value, t.Start}] = append(away[[2]int{t.Value, t.Start}], t)
+	}
 	var out []Placement
 	for k := range list {
 		s := &list[k]
 		if s.taken || s.bytes == 0 {
 			continue
 		}
-		end := s.last
-		for n := s.next; n >= 0; n = list[n].next {
-			end = list[n].last
+		start := s.start
+		for n := k; n >= 0; n = list[n].next {
+			for _, t := range away[[2]int{list[n].value, list[n].start}] {
+				if t.Free > start {
+					out = append(out, Placement{Value: s.value, Start: start, End: t.Free - 1, Bytes: s.bytes})
+				}
+				start = t.In
+			}
+			if list[n].next < 0 {
+				out = append(out, Placement{Value: s.value, Start: start, End: list[n].last, Bytes: s.bytes})
+			}
 		}
-		out = append(out, Placement{Value: s.value, Start: s.start, End: end, Bytes: s.bytes})
 	}
-	for pos, i := range order {
+	for pos, i := range plan.Order {
 		if w := p.Ops[i].Workspace; w > 0 {
 			out = append(out, Placement{Value: -1, Start: pos, End: pos, Bytes: w})
 		}
@@ -108,7 +136,7 @@ func lifetimes(p *Problem, order []int) []Placement {
 
 // layout gives a plan offsets. align applies to every placement; 0 is 1.
 func layout(p *Problem, plan *Plan, align int64) error {
-	pls := lifetimes(p, plan.Order)
+	pls := lifetimes(p, plan)
 	items := make([]pack.Item, len(pls))
 	for k, pl := range pls {
 		items[k] = pack.Item{Start: pl.Start, End: pl.End, Size: pl.Bytes, Align: align}

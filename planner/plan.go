@@ -14,6 +14,20 @@ type Placement struct {
 	Bytes  int64 `json:"bytes"`
 }
 
+// Transfer moves one stretch of memory to the host and back between two uses. Positions are
+// those of Plan.Order. The copy out starts when the op at Out is done and the link is free; the
+// op at Free waits for its end, and from there on the memory is free. The copy back starts before
+// the op at In, where memory is taken again; the op at Use waits for its end. Host memory is held
+// from Out to Use.
+type Transfer struct {
+	Value int `json:"value"` // the first value that lives in the stretch
+	Start int `json:"start"` // position of the op that opens it
+	Out   int `json:"out"`   // a use, after which nothing uses it until Use
+	Free  int `json:"free"`
+	In    int `json:"in"`
+	Use   int `json:"use"`
+}
+
 // Proofs, from the weakest: what kind of argument Plan.LowerBound rests on.
 const (
 	ProofBase       = "base"               // every op runs once
@@ -26,7 +40,7 @@ const (
 // are in bytes and all costs in the unit of Op.Cost.
 type Plan struct {
 	Order       []int   // op indices; repeats are recomputations, each reads the latest instance
-	Cost        int64   // of every instance together
+	Cost        int64   // of every instance together, and of the time that ops wait for Transfers
 	BaseCost    int64   // of every op once
 	PeakBytes   int64   // live memory at its highest, everything included
 	BudgetBytes int64   // what was asked for
@@ -34,6 +48,10 @@ type Plan struct {
 	Overhead    float64 // (Cost - BaseCost) / BaseCost
 	Gap         float64 // (Cost - LowerBound) / BaseCost
 	Proof       string  // kind of proof behind LowerBound
+
+	Transfers []Transfer // to the host and back, in the order of Out; only where Problem.Offload allows
+	Stall     int64      // part of Cost: time that ops wait for copies
+	HostBytes int64      // most host memory held at a time
 
 	Offsets    []Placement // set if Options.Layout asked for them
 	ArenaBytes int64       // PeakBytes, or the end of the highest Placement if Layout

@@ -54,7 +54,7 @@ func saveAll(p *Problem) (*Plan, error) {
 	if v := r.run(); v != nil {
 		return nil, v
 	}
-	rep, v := r.measure()
+	rep, v := r.measure(nil)
 	if v != nil {
 		return nil, v
 	}
@@ -80,10 +80,11 @@ func Solve(ctx context.Context, p *Problem, opt Options) (*Plan, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
 	}
-	for v := range p.Values {
-		if p.Values[v].Policy == MustOffload {
-			return nil, valueErr(v, "%s must be offloaded, and plans of this version move nothing to the host", p.valueName(v))
-		}
+	if p.Offload != nil {
+		return solveOffload(ctx, p, opt)
+	}
+	if err := noLink(p); err != nil {
+		return nil, err
 	}
 	s := newSearch(ctx, p, opt)
 	return s.solve()
@@ -98,6 +99,17 @@ func MinBudget(ctx context.Context, p *Problem) (*Plan, error) {
 // MinBudgetOptions is MinBudget with options; Budget is not read.
 func MinBudgetOptions(ctx context.Context, p *Problem, opt Options) (*Plan, error) {
 	if err := p.Validate(); err != nil {
+		return nil, err
+	}
+	if p.Offload != nil {
+		plan, err := minOffload(ctx, p, opt)
+		if err != nil {
+			return nil, err
+		}
+		plan.BudgetBytes = plan.PeakBytes
+		return plan, nil
+	}
+	if err := noLink(p); err != nil {
 		return nil, err
 	}
 	s := newSearch(ctx, p, opt)
