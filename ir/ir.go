@@ -191,9 +191,13 @@ func (as Attrs) Tensor(name string) *tensor.Tensor { v, _ := as.Get(name).(*tens
 // where it has state (see docs/ir.md, "What a model is").
 type Module struct {
 	Name  string
-	Attrs Attrs // "stage": "planned" once planning was done
+	Attrs Attrs // "stage": "planned" once planning was done; RecomputeAllowed
 	Funcs []*Func
 }
+
+// RecomputeAllowed is the attribute of a planned module that lists the layers whose pinned ops a
+// person allowed to run again.
+const RecomputeAllowed = "recompute_allowed"
 
 // Func finds a function by name, nil where there is none.
 func (m *Module) Func(name string) *Func {

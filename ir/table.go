@@ -39,6 +39,10 @@ type OpDef struct {
 	NoGrad     string
 	NoGradZero bool
 
+	// Routes lists the operands that say where data go, how many, or which way control goes:
+	// indices, counts, predicates. nil: none. What decides them is made once (passes/pinned).
+	Routes func(op *Op) []int
+
 	// Ref is the reference semantics: plain Go, normative.
 	Ref func(e Eval, op *Op, in []*tensor.Tensor) ([]*tensor.Tensor, error)
 

@@ -19,7 +19,8 @@ import (
 //	   regions are as the row says, its constraints hold
 //	V5 results of a function have distinct names; a new value of a state parameter has its type
 //	V6 a clone has the op, the attributes and the result types of its original, which stands before it in
-//	   the same block and is no clone itself; an op with an effect has no clone
+//	   the same block and is no clone itself; an op with an effect has no clone, but for collectives of layers
+//	   in the module's recompute_allowed
 //	V7 no two originals share a random op id, unless the later is a derivative, or a turn of an unrolled loop
 func Verify(m *Module) error {
 	seen := map[string]bool{}
@@ -152,6 +153,7 @@ func (v *verifier) identity(op *Op) error {
 			return opError(op, "clone of an op that does not stand before it as an original (V6)")
 		case o.Def.Name != op.Def.Name || attrsText(o.Attrs) != attrsText(op.Attrs) || len(o.Results) != len(op.Results):
 			return opError(op, "clone of %s %s differs from it: %s (V6)", o.Name(), attrsText(o.Attrs), attrsText(op.Attrs))
+		case op.Effect() == EffectComm && slices.Contains(v.f.Module.Attrs.Strs(RecomputeAllowed), op.Loc.Layer):
 		case op.Effect() != EffectNone:
 			return opError(op, "clone of an op with effect %s (V6)", op.Effect())
 		}
@@ -163,7 +165,7 @@ func (v *verifier) identity(op *Op) error {
 		return nil
 	}
 	id, random := op.Attrs.Get("rng").(int64)
-	if !random || op.Det() != Keyed || isCopy(op.Loc) || insideClone(op) {
+	if !random || op.Det() != Keyed || IsCopy(op.Loc) || insideClone(op) {
 		return nil
 	}
 	if first := v.rng[id]; first != nil {
@@ -173,9 +175,9 @@ func (v *verifier) identity(op *Op) error {
 	return nil
 }
 
-// isCopy reports whether an op was written from another by differentiation, inlining or
+// IsCopy reports whether an op was written from another by differentiation, inlining or
 // unrolling: it then shares the other's random op id, on purpose.
-func isCopy(l Loc) bool {
+func IsCopy(l Loc) bool {
 	return slices.ContainsFunc(l.Prov, func(p string) bool { return p == "vjp" || p == "inline" || p == "unroll" })
 }
 

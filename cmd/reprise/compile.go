@@ -76,6 +76,7 @@ func (a *app) build(ctx context.Context, arg string, f *modelFlags, out string, 
 	if err := extra.write(ctx, p, out); err != nil {
 		return nil, err
 	}
+	a.warn(p.Report)
 	if a.json {
 		a.print(p.Report)
 	} else {

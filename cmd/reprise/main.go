@@ -100,6 +100,13 @@ func (a *app) report(err error) {
 	a.print(map[string]any{"error": doc})
 }
 
+// warn prints a report's warnings.
+func (a *app) warn(r compile.Report) {
+	for _, w := range r.Warnings {
+		fmt.Fprintf(a.err, "reprise: warning: %s\n", w)
+	}
+}
+
 // print writes one JSON document.
 func (a *app) print(doc any) {
 	enc := json.NewEncoder(a.out)

@@ -67,6 +67,7 @@ func (a *app) planCmd() *cobra.Command {
 					return err
 				}
 			}
+			a.warn(p.Report)
 			if a.json {
 				a.print(p.Report)
 			} else {

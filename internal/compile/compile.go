@@ -32,6 +32,8 @@ type Options struct {
 	Budget    Budget
 	TimeLimit time.Duration // for the planner; 0: a fixed number of steps of work
 	PlanSteps int64         // for the planner, in its steps of work; 0: by the size of the problem
+	// AllowRecompute opts layers out of pinning (remat.Options); the report warns of them.
+	AllowRecompute func(layer string) bool
 	// NoMinimum skips the search for the smallest budget, which a report then lacks.
 	NoMinimum bool
 	// Shared makes a library instead of an executable.
@@ -59,6 +61,7 @@ type Program struct {
 	Loops   []*kern.Kernel
 	Step    *ir.Module // the final program, in the IR
 	Runs    []Run      // of the ops of the step, once the code is made
+	Proof   *Proof     // what ProveOnce counted
 	planned *planned
 	*Explanation
 }

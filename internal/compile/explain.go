@@ -367,17 +367,10 @@ func (x *explainer) judge(v *ir.Value, r *ValueReport) {
 // pinned says why v's op must not run twice, "" where it may.
 func (x *explainer) pinned(v *ir.Value) string {
 	op := v.Op
-	det, effect := remat.Det(op), remat.Effect(op)
-	po := &x.p.problem.Problem.Ops[x.op[op]]
+	pin, once := x.p.problem.Pins[op]
 	switch {
-	case effect != ir.EffectNone:
-		return fmt.Sprintf("its op has an effect (%s) and happens exactly once", effect)
-	case det == ir.Decides:
-		return "a discrete decision: made once, so that nothing can be routed differently the second time"
-	case det == ir.Tol || det == ir.Unknown:
-		return fmt.Sprintf("its op's order of arithmetic is %s: a second run could give other bits", det)
-	case po.RunsOnce():
-		return "made once: a second run could reach a decision"
+	case once:
+		return pin.Why
 	case x.p.problem.Problem.Values[x.value[v]].Policy == planner.MustSave:
 		return "a rule of the policy says that it must be saved"
 	}

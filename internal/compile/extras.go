@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"reprise/codegen/ptx"
-	"reprise/internal/diag"
 	"reprise/ir"
 	"reprise/ir/dtype"
 	"reprise/ir/kern/scalar"
@@ -69,23 +68,6 @@ func (p *Program) PTX(ctx context.Context) (string, error) {
 		}
 	}
 	return m.Compile(ctx, "sm_80")
-}
-
-// ProveOnce shows law 4 on the final program, by counting: every op that has an effect, decides
-// or has no fixed order of arithmetic stands there once, and every use reads that one.
-func (p *Program) ProveOnce() error {
-	for _, op := range p.planned.applied.Func.Body.Ops {
-		if op.Remat == nil {
-			continue
-		}
-		det, effect := remat.Det(op), remat.Effect(op)
-		if effect != ir.EffectNone || det != ir.Exact && det != ir.Keyed {
-			e := diag.Errorf("pinned", "%s runs twice although it is pinned (effect %s, determinism %s)", remat.Name(op), effect, det)
-			e.Layer = op.Loc.Layer
-			return e
-		}
-	}
-	return nil
 }
 
 // WorkOf is about the number of scalar operations that the interpreter takes for a function.

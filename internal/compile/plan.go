@@ -18,6 +18,7 @@ import (
 // planned is a model's step with a plan applied and every byte placed.
 type planned struct {
 	module  *ir.Module
+	before  *ir.Module // the program before planning
 	problem *remat.Problem
 	plan    *planner.Plan
 	applied *remat.Applied
@@ -35,6 +36,7 @@ type planning struct {
 	costs  remat.Costs
 	opt    planner.Options
 	init   int64 // bytes that @init takes, whatever the plan
+	allow  func(layer string) bool
 }
 
 // newPlanning prepares planning a grouped module.
@@ -43,7 +45,7 @@ func newPlanning(ctx context.Context, module *ir.Module, t cpu.Target, o Options
 	if steps == 0 && o.TimeLimit == 0 {
 		steps = planSteps
 	}
-	return &planning{ctx: ctx, module: module, costs: newCosts(t),
+	return &planning{ctx: ctx, module: module, costs: newCosts(t), allow: o.AllowRecompute,
 		opt: planner.Options{TimeLimit: o.TimeLimit, Steps: steps, Threads: runtime.GOMAXPROCS(0), Gap: planGap}}
 }
 
@@ -58,7 +60,7 @@ const (
 // problem states the planning problem on a fresh copy of the module.
 func (p *planning) problem() (*remat.Problem, error) {
 	m := p.module.Clone()
-	return remat.Build(m.Func("step"), p.costs)
+	return remat.Build(m.Func("step"), p.costs, remat.Options{AllowRecompute: p.allow})
 }
 
 // realise applies a plan to a fresh copy and lays it out.
@@ -71,7 +73,7 @@ func (p *planning) realise(plan *planner.Plan) (*planned, error) {
 		return nil, fmt.Errorf("BUG: the plan does not pass the check: %w", err)
 	}
 	f := pr.Func
-	out := &planned{module: f.Module, problem: pr, plan: plan}
+	out := &planned{module: f.Module, before: p.module, problem: pr, plan: plan}
 	out.applied = pr.Apply(plan)
 	if err := ir.Verify(f.Module); err != nil {
 		return nil, fmt.Errorf("BUG: after applying the plan: %w", err)

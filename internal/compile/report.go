@@ -1,9 +1,14 @@
 package compile
 
 import (
+	"fmt"
+	"slices"
+	"strings"
+
 	"reprise/codegen/cpu"
 	"reprise/frontend"
 	"reprise/passes/lower"
+	"reprise/passes/remat"
 )
 
 // Report is what compile and plan print as JSON; names and units are fixed.
@@ -37,8 +42,13 @@ type Report struct {
 	PlanSeconds       float64 `json:"plan_seconds"`
 	CompileSeconds    float64 `json:"compile_seconds"`
 	BinaryBytes       int64   `json:"binary_bytes,omitempty"`
-	InputSHA256       string  `json:"input_sha256"`
-	BinarySHA256      string  `json:"binary_sha256,omitempty"`
+	// RecomputeAllowed are the layers that were opted out of pinning, NoCostModel the foreign kernels
+	// that declare no cost; Warnings say so in sentences.
+	RecomputeAllowed []string `json:"recompute_allowed,omitempty"`
+	NoCostModel      []string `json:"no_cost_model,omitempty"`
+	Warnings         []string `json:"warnings,omitempty"`
+	InputSHA256      string   `json:"input_sha256"`
+	BinarySHA256     string   `json:"binary_sha256,omitempty"`
 }
 
 // stable is the report without what differs between two runs, for the binary itself.
@@ -57,6 +67,8 @@ func newReport(m *frontend.Model, t cpu.Target, limit int64, p, all, least *plan
 	if least != nil {
 		r.MinBudgetBytes = least.arena
 	}
+	r.RecomputeAllowed, r.NoCostModel = p.problem.AllowedLayers(), p.problem.NoCost
+	r.Warnings = warnings(p.problem)
 	for _, op := range p.applied.Func.Body.Ops {
 		if !lower.IsConstant(op) && !lower.IsView(op) {
 			r.Ops++
@@ -71,4 +83,23 @@ func newReport(m *frontend.Model, t cpu.Target, limit int64, p, all, least *plan
 		}
 	}
 	return r
+}
+
+// warnings are what a person should know of a plan.
+func warnings(p *remat.Problem) []string {
+	var out []string
+	if layers := p.AllowedLayers(); len(layers) > 0 {
+		kinds := []string{}
+		for _, op := range p.Allowed {
+			if !slices.Contains(kinds, remat.Kind(op)) {
+				kinds = append(kinds, remat.Kind(op))
+			}
+		}
+		out = append(out, fmt.Sprintf("recomputation of pinned ops (%s) is allowed in layers %s: where one of them gives other bits the second time, gradients are silently wrong",
+			strings.Join(kinds, ", "), strings.Join(layers, ", ")))
+	}
+	if len(p.NoCost) > 0 {
+		out = append(out, fmt.Sprintf("no cost model for %s: kept rather than computed again (declare cost_ns)", strings.Join(p.NoCost, ", ")))
+	}
+	return out
 }

@@ -17,6 +17,20 @@ func typesOf(vs []*ir.Value) []ir.Type {
 	return ts
 }
 
+// routes says that operand i routes (ir.OpDef.Routes).
+func routes(i int) func(*ir.Op) []int { return func(*ir.Op) []int { return []int{i} } }
+
+// routesFrom says that all operands from the i-th on route.
+func routesFrom(i int) func(*ir.Op) []int {
+	return func(op *ir.Op) []int {
+		var out []int
+		for k := i; k < len(op.Operands); k++ {
+			out = append(out, k)
+		}
+		return out
+	}
+}
+
 // sameTypes compares two lists of types; what names them in the error.
 func sameTypes(what string, got, want []ir.Type) error {
 	if len(got) != len(want) {
@@ -201,6 +215,7 @@ func controlOps() []*ir.OpDef {
 		},
 		{
 			Name: "if", Family: "control",
+			Routes:   routes(0),
 			Doc:      "Runs region `then` on `args` where `pred` is true, `else` where not. The other region is not run.",
 			Operands: []string{"pred", "args…"}, Results: []string{"results…"}, Regions: []string{"then", "else"},
 			Infer: regionResults,
@@ -219,6 +234,7 @@ func controlOps() []*ir.OpDef {
 		},
 		{
 			Name: "case", Family: "control",
+			Routes:   routes(0),
 			Doc:      "Runs the region that `index` names on `args`; an index outside of the list runs the last one.",
 			Operands: []string{"index", "args…"}, Results: []string{"results…"}, Regions: []string{"branch…"},
 			Infer: func(op *ir.Op) ([]ir.Type, error) {

@@ -106,6 +106,7 @@ func groupedContractRow() *ir.OpDef {
 	}
 	return &ir.OpDef{
 		Name: "grouped_contract", Family: "contract",
+		Routes: routes(2),
 		Doc: "Each row of `x` [rows, k] times the matrix of its group in `w` [groups, k, n] (with transpose: [groups, n, k]), giving [rows, n]. " + groupDoc +
 			"Rows of no group give +0. Per element one chain over k as in `contract`.",
 		Operands: []string{"x", "w", "counts"}, Results: []string{"y"},
@@ -166,6 +167,7 @@ func groupedContractRow() *ir.OpDef {
 func groupedOuterRow() *ir.OpDef {
 	return &ir.OpDef{
 		Name: "grouped_outer", Family: "contract",
+		Routes: routes(2),
 		Doc: "For each group the sum over its rows r of x[r, k]·y[r, n], giving [groups, k, n]: the derivative of `grouped_contract` for its matrices. " + groupDoc +
 			"Per element one chain over the group's rows in order, as in `contract`; a group without rows gives +0.",
 		Operands: []string{"x", "y", "counts"}, Results: []string{"w"},

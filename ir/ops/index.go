@@ -65,6 +65,7 @@ func indexOps() []*ir.OpDef {
 func takeRow() *ir.OpDef {
 	return &ir.OpDef{
 		Name: "take", Family: "index",
+		Routes: routes(1),
 		Doc: "Rows of `table` along `axis`: result[p…, i…, q…] = table[p…, idx[i…], q…]. An index outside of the axis is clamped to it. " +
 			"Embedding lookup is axis 0.",
 		Operands: []string{"table", "idx"}, Results: []string{"rows"},
@@ -109,6 +110,7 @@ func takeRow() *ir.OpDef {
 func takeGradRow() *ir.OpDef {
 	return &ir.OpDef{
 		Name: "take_grad", Family: "index",
+		Routes: routes(1),
 		Doc: "Adds rows up by destination, the derivative of `take`: result[p…, idx[i…], q…] += dy[p…, i…, q…], from +0, in the row-major order of i. " +
 			"The result has `size` along `axis`; an index outside is clamped. f16 and bf16 are added in f32 and rounded once. No atomics: " +
 			"a tile owns a strip of columns.",
@@ -260,6 +262,7 @@ func alongInfer(op *ir.Op, what string) error {
 func takeAlongRow() *ir.OpDef {
 	return &ir.OpDef{
 		Name: "take_along", Family: "index",
+		Routes: routes(1),
 		Doc: "Elements of `x` along `axis`, an index of its own for each result element: result[p…, i, q…] = x[p…, idx[p…, i, q…], q…]. " +
 			"An index outside of the axis is clamped to it.",
 		Operands: []string{"x", "idx"}, Results: []string{"y"},
@@ -301,6 +304,7 @@ func takeAlongRow() *ir.OpDef {
 func scatterAlongRow() *ir.OpDef {
 	return &ir.OpDef{
 		Name: "scatter_along", Family: "index",
+		Routes: routes(1),
 		Doc: "Adds elements up along `axis`, the derivative of `take_along`: result[p…, idx[p…, i, q…], q…] += dy[p…, i, q…], from +0, with i increasing. " +
 			"The result has `size` along `axis`; an index outside is clamped. f16 and bf16 are added in f32 and rounded once.",
 		Operands: []string{"dy", "idx"}, Results: []string{"dx"},
@@ -438,6 +442,7 @@ func startExprs(c ir.ElemCtx, op *ir.Op, size []int64, first int) []*kern.Expr {
 func dynamicSliceRow() *ir.OpDef {
 	return &ir.OpDef{
 		Name: "dynamic_slice", Family: "index",
+		Routes:   routesFrom(1),
 		Doc:      "The part of `x` of shape `sizes` that begins at `starts` (one scalar a dimension), each clamped so that the part lies within.",
 		Operands: []string{"x", "starts…"}, Results: []string{"y"},
 		Attrs: []ir.AttrDef{{Name: "sizes", Kind: "ints", Doc: "shape of the result"}},
@@ -486,6 +491,7 @@ func dynamicSliceRow() *ir.OpDef {
 func dynamicUpdateSliceRow() *ir.OpDef {
 	return &ir.OpDef{
 		Name: "dynamic_update_slice", Family: "index",
+		Routes:   routesFrom(2),
 		Doc:      "`x` with the part that begins at `starts` (one scalar a dimension) replaced by `u`; starts are clamped so that u lies within.",
 		Operands: []string{"x", "u", "starts…"}, Results: []string{"y"},
 		Infer: func(op *ir.Op) ([]ir.Type, error) {
@@ -542,6 +548,7 @@ func dynamicUpdateSliceRow() *ir.OpDef {
 func oneHotRow() *ir.OpDef {
 	return &ir.OpDef{
 		Name: "one_hot", Family: "index",
+		Routes:   routes(0),
 		Doc:      "One where the position along the new axis `axis` of size `depth` equals the index, zero elsewhere; an index outside gives zeros.",
 		Operands: []string{"idx"}, Results: []string{"y"},
 		Attrs: []ir.AttrDef{
@@ -591,6 +598,7 @@ func oneHotAxis(op *ir.Op) int {
 func histogramRow() *ir.OpDef {
 	return &ir.OpDef{
 		Name: "histogram", Family: "index",
+		Routes:   routes(0),
 		Doc:      "How often each index 0 … bins-1 occurs in `idx` (any shape), as i32[bins]; an index outside is not counted.",
 		Operands: []string{"idx"}, Results: []string{"counts"},
 		Attrs: []ir.AttrDef{{Name: "bins", Kind: "int", Doc: "number of bins"}},

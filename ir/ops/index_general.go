@@ -218,6 +218,7 @@ func gatherRow() *ir.OpDef {
 	}
 	return &ir.OpDef{
 		Name: "gather", Family: "index",
+		Routes: routes(1),
 		Doc: "Windows of `x` of size `slice_sizes`, one for each index vector of `idx`. " + dimDocs +
 			"With mode clamp a start is clamped so that its window lies within x; with mode fill, elements of a window that lie outside read as zero.",
 		Operands: []string{"x", "idx"}, Results: []string{"y"},
@@ -306,6 +307,7 @@ func oneOf(label, attr string, words ...string) ir.Constraint {
 func scatterRow() *ir.OpDef {
 	return &ir.OpDef{
 		Name: "scatter", Family: "index",
+		Routes: routes(1),
 		Doc: "`x` with windows of `updates` joined into it, one for each index vector of `idx`. " + dimDocs +
 			"kind set replaces, add, mul, min and max join the element with the update (f16 and bf16 in f32, rounded once at the end). Updates apply in the " +
 			"row-major order of `updates`, so with kind set the last one wins. With mode drop, elements of a window that lie outside of x are dropped; " +

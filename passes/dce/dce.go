@@ -1,4 +1,6 @@
-// Package dce removes ops that nothing needs. Ops with an effect are needed.
+// Package dce removes ops that nothing needs. Ops that write or call the host are needed;
+// a collective or a read of state whose result nothing uses is not. All participants run
+// one program, so a collective goes for all of them.
 package dce
 
 import "reprise/ir"
@@ -20,7 +22,7 @@ func Block(b *ir.Block) {
 	keep := make([]bool, len(b.Ops))
 	for i := len(b.Ops) - 1; i >= 0; i-- {
 		op := b.Ops[i]
-		needed := hasEffect(op)
+		needed := acts(op)
 		for _, r := range op.Results {
 			needed = needed || live[r]
 		}
@@ -45,16 +47,11 @@ func Block(b *ir.Block) {
 	b.Ops = ops
 }
 
-func hasEffect(op *ir.Op) bool {
-	if op.Effect() != ir.EffectNone {
-		return true
-	}
+func acts(op *ir.Op) bool {
+	e := op.Effect()
+	found := e == ir.EffectWrites || e == ir.EffectHost
 	for _, r := range op.Regions {
-		found := false
-		r.Walk(func(o *ir.Op) { found = found || o.Effect() != ir.EffectNone })
-		if found {
-			return true
-		}
+		r.Walk(func(o *ir.Op) { found = found || o.Effect() == ir.EffectWrites || o.Effect() == ir.EffectHost })
 	}
-	return false
+	return found
 }

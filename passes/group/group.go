@@ -15,7 +15,9 @@ import (
 
 	"reprise/internal/diag"
 	"reprise/ir"
+	"reprise/ir/dtype"
 	"reprise/passes/lower"
+	"reprise/passes/pinned"
 )
 
 const (
@@ -84,12 +86,15 @@ type grouper struct {
 	again map[*ir.Op]bool
 	src   map[*ir.Op]*ir.Value // the one full-size value that an `again` op is made of, or nil
 	mem   map[*ir.Value]bool   // must be in memory: read by an op that is no program, or returned
+	made  map[*ir.Op]*ir.Op    // decisions (passes/pinned): made once and read by all, so each ends its unit
 	unit  map[*ir.Op]*unit
+	drawn map[*ir.Op]bool // a unit has it
 }
 
 func newGrouper(b *ir.Block, t *ir.Table) *grouper {
 	g := &grouper{b: b, t: t, pos: map[*ir.Op]int{}, users: map[*ir.Value][]*ir.Op{}, isRes: map[*ir.Value]bool{},
-		again: map[*ir.Op]bool{}, src: map[*ir.Op]*ir.Value{}, mem: map[*ir.Value]bool{}, unit: map[*ir.Op]*unit{}}
+		again: map[*ir.Op]bool{}, src: map[*ir.Op]*ir.Value{}, mem: map[*ir.Value]bool{}, unit: map[*ir.Op]*unit{},
+		made: pinned.Decisions(b), drawn: map[*ir.Op]bool{}}
 	for i, op := range b.Ops {
 		g.pos[op] = i
 		for j, v := range op.Operands {
@@ -159,10 +164,20 @@ func trivial(op *ir.Op) bool {
 	return false
 }
 
+// drawn ops make random elements of a key alone.
+func drawn(op *ir.Op) bool {
+	return op.Family() == "random" && len(op.Operands) == 1 && op.In(0).DType == dtype.Key
+}
+
 // classify finds the ops that are computed again in each reader.
 func (g *grouper) classify() {
 	for _, op := range g.b.Ops {
-		if !fusible(op) {
+		if !fusible(op) || g.made[op] != nil {
+			continue
+		}
+		if drawn(op) {
+			// A mask is drawn again by each reader: it takes no memory beyond a moment's.
+			g.again[op] = true
 			continue
 		}
 		if trivial(op) {
@@ -288,7 +303,7 @@ func (g *grouper) run() {
 			continue
 		}
 		readers := g.readers(v)
-		if len(readers) > 0 {
+		if len(readers) > 0 && g.made[op] == nil {
 			first := readers[0]
 			for _, u := range readers {
 				if g.pos[u.root] < g.pos[first.root] {
@@ -683,6 +698,16 @@ func (g *grouper) unitPiece(u *unit) *piece {
 	return p
 }
 
+// marked tells copies of a random op, which share its op id, from the original.
+func (g *grouper) marked(op, copy *ir.Op) {
+	if drawn(op) {
+		if g.drawn[op] {
+			copy.Loc = copy.Loc.With("inline")
+		}
+		g.drawn[op] = true
+	}
+}
+
 func (g *grouper) place(p *piece, to ir.Mapping) {
 	f := g.b.Func
 	op := p.op
@@ -692,6 +717,7 @@ func (g *grouper) place(p *piece, to ir.Mapping) {
 	switch {
 	case op != nil && g.again[op]: // units that compute it again need it as it was
 		c := g.b.CloneOp(op, to)
+		g.marked(op, c)
 		for i, r := range op.Results {
 			to[r] = c.Results[i]
 		}
@@ -716,6 +742,7 @@ func (g *grouper) place(p *piece, to ir.Mapping) {
 			}
 		}
 		c := r.CloneOp(op, direct)
+		g.marked(op, c)
 		inner[op.Results[0]] = c.Results[0]
 	}
 	r.Results = inner.All(p.out)

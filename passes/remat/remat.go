@@ -9,6 +9,7 @@ import (
 	"reprise/internal/diag"
 	"reprise/ir"
 	"reprise/passes/lower"
+	"reprise/passes/pinned"
 	"reprise/planner"
 )
 
@@ -35,6 +36,17 @@ type Problem struct {
 	Lowered  []*lower.Lowered       // by op index; nil for views and constants
 	original map[*ir.Op][]*ir.Value // operands before any plan was applied
 	InPlace  map[*ir.Op][][2]int    // state updates that overwrite the old value: (operand, result)
+	Pins     map[*ir.Op]pinned.Pin  // ops that run once, with reasons
+	NoCost   []string               // names of ops whose cost nobody declared
+	Allowed  []*ir.Op               // ops that would be pinned but for Options.AllowRecompute
+}
+
+// Options of Build.
+type Options struct {
+	// AllowRecompute opts layers out of pinning: what decides there, has no fixed order or is a
+	// collective may run again. What writes, reads hidden state or calls the host runs
+	// once all the same. nil: no layer.
+	AllowRecompute func(layer string) bool
 }
 
 // Det is the determinism of an op with its regions.
@@ -56,13 +68,15 @@ func Effect(op *ir.Op) ir.Effect {
 }
 
 // Build states the problem of planning f, which must be grouped. It refuses a function that
-// was planned already.
-func Build(f *ir.Func, costs Costs) (*Problem, error) {
+// was planned already. What is pinned is pinned in the problem itself, before any budget or
+// policy: a plan that runs such an op twice is not a plan of it.
+func Build(f *ir.Func, costs Costs, opt Options) (*Problem, error) {
 	if f.Module.Attrs.Str("stage") == "planned" {
 		return nil, diag.Errorf("planned", "module %q was planned already: planning needs the program as it was before", f.Module.Name).
 			WithHint("give the model that this was made from, or the text of an earlier pass (--emit ir)")
 	}
 	p := &Problem{Problem: &planner.Problem{Name: f.Module.Name}, Func: f, InPlace: map[*ir.Op][][2]int{}, original: map[*ir.Op][]*ir.Value{}}
+	p.pin(opt)
 	index := map[*ir.Value]int{}
 	add := func(v *ir.Value, pv planner.Value) {
 		index[v] = len(p.Values)
@@ -84,6 +98,11 @@ func Build(f *ir.Func, costs Costs) (*Problem, error) {
 			continue
 		}
 		po := planner.Op{Name: opName(op), Group: op.Loc.Layer, Det: detOf(Det(op)), Effect: effectOf(Effect(op))}
+		if _, once := p.Pins[op]; once && !po.RunsOnce() {
+			po.Det = planner.DetDecides
+		} else if !once && po.RunsOnce() { // opted out
+			po.Det, po.Effect = planner.DetExact, planner.EffectNone
+		}
 		for _, v := range op.Operands {
 			po.Inputs = append(po.Inputs, index[v])
 		}
@@ -134,6 +153,31 @@ func Build(f *ir.Func, costs Costs) (*Problem, error) {
 	}
 	p.stateUpdates(index)
 	return p, nil
+}
+
+// pin finds what runs once, and what would if its layer were not opted out.
+func (p *Problem) pin(opt Options) {
+	p.Pins = pinned.Of(p.Func.Body)
+	if opt.AllowRecompute == nil {
+		return
+	}
+	for _, op := range p.Func.Body.Ops {
+		if why, ok := p.Pins[op]; ok && why.Allowable(op) && opt.AllowRecompute(op.Loc.Layer) {
+			delete(p.Pins, op)
+			p.Allowed = append(p.Allowed, op)
+		}
+	}
+}
+
+// AllowedLayers lists the layers of Allowed in the program's order.
+func (p *Problem) AllowedLayers() []string {
+	var out []string
+	for _, op := range p.Allowed {
+		if !slices.Contains(out, op.Loc.Layer) {
+			out = append(out, op.Loc.Layer)
+		}
+	}
+	return out
 }
 
 // residentView: v is memory that lives through the step, or a view of it, or a constant.
@@ -417,6 +461,9 @@ func (p *Problem) Apply(plan *planner.Plan) *Applied {
 	}
 	f.Body.Results = latest.All(f.Body.Results)
 	f.Module.Attrs = f.Module.Attrs.Set("stage", "planned")
+	if layers := p.AllowedLayers(); len(layers) > 0 {
+		f.Module.Attrs = f.Module.Attrs.Set(ir.RecomputeAllowed, layers)
+	}
 	f.Renumber()
 	return a
 }
