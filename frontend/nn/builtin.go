@@ -82,6 +82,9 @@ func Builtins() []*Builtin {
 			"vocab", "50257", "seq", "64", "batch", "4", "dropout", "0", "lr", "0.0006", "min_lr", "6e-05"), build: gptModel, check: gptCheck},
 		{Name: "llama", Doc: "decoder-only transformer as Llama: RMSNorm, RoPE, grouped queries, SwiGLU", Options: llamaOptions(), build: llama, check: llamaCheck},
 		{Name: "moe", Doc: "transformer with top-k routed SwiGLU experts, no capacity limit", Options: moeOptions(), build: moe, check: moeCheck},
+		{Name: "qwen", Doc: "Qwen2.5: bf16, grouped queries, biases at q, k and v, SwiGLU, tied embedding", Options: qwenOptions(), build: qwen, check: llamaCheck},
+		{Name: "llama4", Doc: "Llama 4: bf16, sigmoid router on one of the experts beside a shared one, load balanced by biases", Options: llama4Options(), build: llama4, check: routedCheck},
+		{Name: "mixtral", Doc: "Mixtral: bf16, softmax router on two experts, load balanced by a loss", Options: mixtralOptions(), build: mixtral, check: routedCheck},
 		{Name: "cnn", Doc: "two convolutions with pooling, classifying images", Options: cnnOptions(), build: cnn, check: cnnCheck},
 		{Name: "resnet", Doc: "residual network with batch norm, three stages as for CIFAR", Options: resnetOptions(), build: resnet, check: resnetCheck},
 		{Name: "lstm", Doc: "long short-term memory over tokens, unrolled", Options: lstmOptions(), build: lstm, check: microCheck},
@@ -133,12 +136,14 @@ func trainingOptions(optimizer, schedule string, lr, decay, clip float64, warmup
 		floatOpt("beta2", 0.95, "decay of the second moment (adamw), of the momentum (lion)"),
 		floatOpt("eps", 1e-8, "added to the root of the second moment (adamw)"),
 		floatOpt("momentum", 0.9, "momentum (sgd)"),
+		floatOpt("ema", 0, "decay of a moving average of the parameters, kept as state; 0: none"),
+		floatOpt("loss_scale", 0, "first factor of the loss, which adapts and skips steps that overflow; 0: the loss is not scaled"),
 	}
 }
 
 // RecipeOf reads the training options.
 func RecipeOf(v Values) Recipe {
-	r := Recipe{Clip: v.Float("clip"), Micro: int(v.Int("micro"))}
+	r := Recipe{Clip: v.Float("clip"), Micro: int(v.Int("micro")), EMA: v.Float("ema"), Scale: LossScale{First: v.Float("loss_scale")}}
 	switch v.Word("optimizer") {
 	case "sgd":
 		r.Optimizer = SGD{Momentum: v.Float("momentum"), Decay: v.Float("decay")}
@@ -264,7 +269,7 @@ func (o Option) parse(val string) (string, error) {
 		if x < o.Min {
 			return "", fmt.Errorf("want at least %v", o.Min)
 		}
-		if o.Name == "dropout" && x >= 1 {
+		if slices.Contains([]string{"dropout", "jitter", "ema"}, o.Name) && x >= 1 {
 			return "", fmt.Errorf("want less than 1")
 		}
 		return strconv.FormatFloat(x, 'g', -1, 64), nil

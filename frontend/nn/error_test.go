@@ -82,10 +82,10 @@ func TestMicroBatchesMustDivide(t *testing.T) {
 // Unknown names list what exists, with the nearest first.
 func TestBuiltinErrors(t *testing.T) {
 	for spec, want := range map[string]string{
-		"gtp":  "no builtin model \"gtp\"\n  hint: did you mean \"gpt\"? models: mlp, gpt, gpt2-124m, llama, moe, cnn, resnet, lstm",
-		"bert": "no builtin model \"bert\"\n  hint: models: mlp, gpt, gpt2-124m, llama, moe, cnn, resnet, lstm",
-		"gpt,layer=3": "builtin:gpt: no option \"layer\"\n  hint: did you mean \"layers\"? options: layers, d, heads, seq, batch, vocab, dropout, predict, " +
-			"optimizer, lr, min_lr, schedule, warmup, steps, decay, clip, micro, beta1, beta2, eps, momentum",
+		"gtp":  "no builtin model \"gtp\"\n  hint: did you mean \"gpt\"? models: mlp, gpt, gpt2-124m, llama, moe, qwen, llama4, mixtral, cnn, resnet, lstm",
+		"bert": "no builtin model \"bert\"\n  hint: models: mlp, gpt, gpt2-124m, llama, moe, qwen, llama4, mixtral, cnn, resnet, lstm",
+		"gpt,layer=3": "builtin:gpt: no option \"layer\"\n  hint: did you mean \"layers\"? options: layers, d, heads, seq, batch, vocab, dropout, dtype, predict, " +
+			"optimizer, lr, min_lr, schedule, warmup, steps, decay, clip, micro, beta1, beta2, eps, momentum, ema, loss_scale",
 		"gpt,layers=x":       "builtin:gpt: layers=x: want an integer\n  hint: layers: blocks (default 6)",
 		"gpt,layers=0":       "builtin:gpt: layers=0: want at least 1\n  hint: layers: blocks (default 6)",
 		"gpt,dropout=1":      "builtin:gpt: dropout=1: want less than 1\n  hint: dropout: drop probability: embedding, attention, residuals (default 0.2)",

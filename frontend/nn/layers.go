@@ -50,7 +50,8 @@ type layer struct {
 	eps    float64
 	causal bool
 	drop   float64
-	scale  float64
+	jitter float64
+	style  string
 }
 
 func options(l layer, opts []Opt) layer {
@@ -71,6 +72,12 @@ func Eps(eps float64) Opt { return func(l *layer) { l.eps = eps } }
 
 // Causal lets position i attend to positions up to i only.
 func Causal() Opt { return func(l *layer) { l.causal = true } }
+
+// Jitter multiplies what a router sees by uniform noise from [1−eps, 1+eps) in training.
+func Jitter(eps float64) Opt { return func(l *layer) { l.jitter = eps } }
+
+// Interleaved lets Rope pair elements 2i and 2i+1 of a head, instead of those of its halves.
+func Interleaved() Opt { return func(l *layer) { l.style = "interleaved" } }
 
 // DropProbs drops attention probabilities in training.
 func DropProbs(p float64) Opt { return func(l *layer) { l.drop = p } }
@@ -179,9 +186,14 @@ func (s *Scope) RopeTables(T, dim int64, theta float64) (cos, sin *Tensor) {
 	return s.Array(c), s.Array(n)
 }
 
-// Rope rotates the two halves of each head of x [B, T, H, D] by the tables' angles.
-func (s *Scope) Rope(x, cos, sin *Tensor) *Tensor {
-	return s.Op("rope", []*Tensor{x, cos, sin})
+// Rope rotates pairs of elements of each head of x [B, T, H, D] by the tables' angles, in
+// f32: by default element i of the head's first half with element i of its second.
+func (s *Scope) Rope(x, cos, sin *Tensor, opts ...Opt) *Tensor {
+	l := options(layer{}, opts)
+	if l.style == "" {
+		return s.Op("rope", []*Tensor{x, cos, sin})
+	}
+	return s.Op("rope", []*Tensor{x, cos, sin}, ir.A("style", l.style))
 }
 
 // Conv2D convolves x [N, H, W, C] with a square kernel of the given size and stride,
@@ -255,7 +267,7 @@ func (s *Scope) LSTM(name string, x *Tensor, hidden int64) *Tensor {
 	u := Uniform(1 / math.Sqrt(float64(hidden)))
 	wx, wh := s.Param("wx", []int64{in, 4 * hidden}, u), s.Param("wh", []int64{hidden, 4 * hidden}, u)
 	b := s.Param("b", []int64{4 * hidden}, func(s *Scope, t ir.Type) *Tensor {
-		z, one := s.Full(ir.T(dtype.F32, hidden), 0), s.Full(ir.T(dtype.F32, hidden), 1)
+		z, one := s.Full(ir.T(t.DType, hidden), 0), s.Full(ir.T(t.DType, hidden), 1)
 		return s.Concat(0, z, one, z, z)
 	})
 	gates := s.Add(s.MatMul(x, wx), b)
@@ -277,57 +289,4 @@ func (s *Scope) LSTM(name string, x *Tensor, hidden int64) *Tensor {
 		hs = append(hs, step.Reshape(h, B, 1, hidden))
 	}
 	return s.Concat(1, hs...)
-}
-
-// MoE is a mixture of SwiGLU experts over x [..., C]: a router picks the top experts of
-// each token, whose outputs are added up with the renormalised router weights. Every
-// pair of token and expert is computed: pairs are sorted by expert, and one grouped
-// contraction runs over all of them, so that no capacity limits an expert. In training,
-// buffer "tokens" (i32[experts]) counts the pairs. The second result is the load-balancing loss
-// of Switch Transformers (Fedus et al. 2021): experts · Σ share of pairs · mean weight.
-func (s *Scope) MoE(name string, x *Tensor, experts, top, hidden int64, std float64) (y, balance *Tensor) {
-	s = s.In(name)
-	C := x.Type.Shape[s.axis(x, -1)]
-	N := x.Type.Len() / C
-	if top < 1 || top > experts {
-		s.fail("option", "top %d of %d experts: want 1 … %d", top, experts, experts)
-	}
-	flat := s.Reshape(x, N, C)
-
-	// Router, in f32 throughout.
-	r := s.In("router")
-	logits := r.MatMul(r.Cast(flat, dtype.F32), r.Param("w", []int64{C, experts}, Normal(std)))
-	probs := r.Softmax(logits)
-	picked := r.Ops("top_k", []*Tensor{probs}, ir.A("k", top))
-	weights := r.Div(picked[0], r.Reshape(r.Sum(picked[0], -1), N, 1))
-	pairs := r.Reshape(picked[1], N*top)
-	counts := r.Op("histogram", []*Tensor{pairs}, ir.A("bins", experts))
-	if s.g.train {
-		s.Update("tokens", r.Add(s.Buffer("tokens", dtype.I32, []int64{experts}, Zeros), counts))
-	}
-
-	// Pairs in the order of their experts, stable: pair i is token i / top.
-	d := s.In("dispatch")
-	order := d.Op("argsort", []*Tensor{pairs}, ir.A("axis", 0))
-	token := d.Div(order, d.Int(order.Type.DType, top))
-	xs := d.Take(flat, token)
-	weight := func(name string, in, out int64) *Tensor {
-		return s.In(name).Param("w", []int64{experts, in, out}, Normal(std))
-	}
-	grouped := func(s *Scope, a, w *Tensor) *Tensor {
-		return s.Op("grouped_contract", []*Tensor{a, w, counts})
-	}
-	gate := s.In("gate").Silu(grouped(s.In("gate"), xs, weight("gate", C, hidden)))
-	up := grouped(s.In("up"), xs, weight("up", C, hidden))
-	ys := grouped(s.In("down"), s.Mul(gate, up), weight("down", hidden, C))
-
-	// Back to the order of tokens, and their weighted sum.
-	m := s.In("combine")
-	back := m.Op("argsort", []*Tensor{order}, ir.A("axis", 0))
-	ys = m.Reshape(m.Take(ys, back), N, top, C)
-	y = m.Sum(m.Mul(ys, m.Reshape(weights, N, top, 1)), 1)
-
-	share := r.Scale(r.Cast(counts, dtype.F32), 1/float64(N*top))
-	balance = r.Scale(r.SumAll(r.Mul(share, r.Mean(probs, 0))), float64(experts))
-	return s.Reshape(y, x.Type.Shape...), balance
 }

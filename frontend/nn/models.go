@@ -58,6 +58,7 @@ type trunk struct {
 func language(v Values, build func(s *Scope, tokens *Tensor) trunk) Model {
 	shape, vocab := []int64{v.Int("batch"), v.Int("seq")}, v.Int("vocab")
 	return Model{
+		DType: dtypeOf(v),
 		Loss: func(s *Scope) *Tensor {
 			tokens := s.Input("tokens", dtype.I32, shape, Tokens(vocab))
 			targets := s.Input("targets", dtype.I32, shape, Targets(vocab))
@@ -74,13 +75,26 @@ func language(v Values, build func(s *Scope, tokens *Tensor) trunk) Model {
 			if v.Word("predict") == "next" {
 				t.x = s.Pick(t.x, 1, s.Input("position", dtype.I32, nil, Labels(v.Int("seq"))))
 			}
-			s.Output("logits", t.head(t.x))
+			s.Output("logits", s.wide(t.head(t.x)))
 		},
 	}
 }
 
 func predictOption() Option {
 	return wordOpt("predict", "all", "inference gives logits of all positions, or those after the input \"position\"", "all", "next")
+}
+
+func dtypeOption(def string) Option {
+	return wordOpt("dtype", def, "elements of parameters and activations; of 16 bits: with f32 in softmax, norms, rotation, routers, loss and optimizer", "f32", "bf16", "f16")
+}
+
+// dtypeOf is the element type that the option says; f32 where a model has no option.
+func dtypeOf(v Values) dtype.Type {
+	d, err := dtype.Parse(v.Word("dtype"))
+	if err != nil {
+		return dtype.F32
+	}
+	return d
 }
 
 func gptOptions() []Option {
@@ -92,6 +106,7 @@ func gptOptions() []Option {
 		intOpt("batch", 16, 1, "sequences a step"),
 		intOpt("vocab", 256, 1, "tokens; 256: bytes"),
 		floatOpt("dropout", 0.2, "drop probability: embedding, attention, residuals"),
+		dtypeOption("f32"),
 		predictOption(),
 	}, trainingOptions("adamw", "cosine", 1e-3, 0.1, 1, 100, 5000))
 }
@@ -137,64 +152,6 @@ func gptModel(v Values) Model {
 	})
 }
 
-func llamaOptions() []Option {
-	return join([]Option{
-		intOpt("layers", 4, 1, "blocks"),
-		intOpt("d", 256, 1, "features"),
-		intOpt("heads", 8, 1, "query heads"),
-		intOpt("kv_heads", 4, 1, "key and value heads"),
-		intOpt("hidden", 0, 0, "features inside the MLP; 0: 8/3 d, rounded up to a multiple of 32"),
-		intOpt("seq", 128, 1, "positions"),
-		intOpt("batch", 8, 1, "sequences a step"),
-		intOpt("vocab", 256, 1, "tokens; 256: bytes"),
-		floatOpt("theta", 10000, "base of the rotary frequencies"),
-		predictOption(),
-	}, trainingOptions("adamw", "cosine", 1e-3, 0.1, 1, 100, 5000))
-}
-
-func llamaCheck(v Values) error {
-	switch {
-	case v.Int("heads")%v.Int("kv_heads") != 0:
-		return fmt.Errorf("heads=%d is no multiple of kv_heads=%d", v.Int("heads"), v.Int("kv_heads"))
-	case v.Int("d")%(2*v.Int("heads")) != 0:
-		return fmt.Errorf("d=%d is no multiple of twice heads=%d, which rotation needs", v.Int("d"), v.Int("heads"))
-	}
-	return microCheck(v)
-}
-
-// HiddenOf is the MLP's width of builtin:llama and of a benchmark's peer.
-func HiddenOf(v Values) int64 {
-	if h := v.Int("hidden"); h > 0 {
-		return h
-	}
-	return (8*v.Int("d")/3 + 31) / 32 * 32
-}
-
-func llama(v Values) Model {
-	d, heads, kv := v.Int("d"), v.Int("heads"), v.Int("kv_heads")
-	dim, hidden := d/heads, HiddenOf(v)
-	plain := []Opt{NoBias(), WithInit(Normal(0.02))}
-	return language(v, func(s *Scope, tokens *Tensor) trunk {
-		x := s.In("embed").Take(s.Embedding("wte", v.Int("vocab"), d), tokens)
-		cos, sin := s.In("rope").RopeTables(v.Int("seq"), dim, v.Float("theta"))
-		for i := range v.Int("layers") {
-			block := s.Inf("layers.%d", i)
-			a := block.In("attn")
-			h := a.RMSNorm("norm", x)
-			q := a.Rope(a.Project("q", h, heads, dim, plain...), cos, sin)
-			k := a.Rope(a.Project("k", h, kv, dim, plain...), cos, sin)
-			y := a.Attention(q, k, a.Project("v", h, kv, dim, plain...), Causal())
-			x = block.Add(x, a.Join("o", y, d, plain...))
-			m := block.In("mlp")
-			h = m.RMSNorm("norm", x)
-			g := m.Mul(m.Silu(m.Linear("gate", h, hidden, plain...)), m.Linear("up", h, hidden, plain...))
-			x = block.Add(x, m.Linear("down", g, d, plain...))
-		}
-		head := func(x *Tensor) *Tensor { return s.Linear("head", x, v.Int("vocab"), plain...) }
-		return trunk{x: s.RMSNorm("norm", x), head: head}
-	})
-}
-
 func moeOptions() []Option {
 	return join([]Option{
 		intOpt("layers", 2, 1, "blocks"),
@@ -208,6 +165,8 @@ func moeOptions() []Option {
 		intOpt("vocab", 256, 1, "tokens; 256: bytes"),
 		floatOpt("dropout", 0, "drop probability: embedding, attention, residuals"),
 		floatOpt("balance", 0.01, "weight of the load-balancing loss"),
+		floatOpt("jitter", 0, "router noise: what it sees times 1 ± jitter"),
+		dtypeOption("f32"),
 		predictOption(),
 	}, trainingOptions("adamw", "cosine", 1e-3, 0.1, 1, 100, 5000))
 }
@@ -234,15 +193,9 @@ func moe(v Values) Model {
 			part := func(name string) *Tensor { return a.Project(name, h, heads, d/heads, normal) }
 			y := a.Attention(part("q"), part("k"), part("v"), Causal(), DropProbs(p))
 			x = block.Add(x, a.Dropout(a.Join("proj", y, d, normal), p))
-			y, balance := block.MoE("moe", block.LayerNorm("ln", x), v.Int("experts"), v.Int("top"), v.Int("hidden"), 0.02)
+			y, balance := block.MoE("moe", block.LayerNorm("ln", x), v.Int("experts"), v.Int("top"), v.Int("hidden"), Jitter(v.Float("jitter")))
 			x = block.Add(x, block.Dropout(y, p))
-			if w := v.Float("balance"); w > 0 && s.Training() {
-				balance = block.Scale(balance, w)
-				if extra != nil {
-					balance = block.Add(extra, balance)
-				}
-				extra = balance
-			}
+			extra = block.balanced(extra, balance, v.Float("balance"))
 		}
 		head := func(x *Tensor) *Tensor { return s.In("head").MatMulT(x, wte) }
 		return trunk{x: s.LayerNorm("ln", x), head: head, extra: extra}

@@ -19,7 +19,8 @@ type Tensor = ir.Value
 type graph struct {
 	mod    *ir.Module
 	table  *ir.Table
-	name   string // the model's name: layer of what stands outside all scopes
+	name   string     // the model's name: layer of what stands outside all scopes
+	dtype  dtype.Type // of parameters and activations
 	train  bool
 	source bool // record source positions of the model's Go code
 
@@ -32,6 +33,8 @@ type graph struct {
 
 	micro, micros int // this pass over the model, of how many
 	outputs       []output
+	metrics       []output // summed over the micro-batches so far
+	after         []func() // run once, after the last micro-batch
 }
 
 // state is a value that lives from step to step.
@@ -229,16 +232,28 @@ func (s *Scope) claim(name string) {
 	}
 }
 
-// Param declares a trained parameter of the scope, f32: its name is the path, a dot
-// and the name. Declared again in another micro-batch it is the same parameter.
+// DType is the element type of the model's parameters and activations.
+func (s *Scope) DType() dtype.Type { return s.g.dtype }
+
+// Param declares a trained parameter of the scope, of the model's element type: its name
+// is the path, a dot and the name. Declared again in another micro-batch it is the same
+// parameter.
 func (s *Scope) Param(name string, shape []int64, init Init) *Tensor {
-	return s.state(name, ir.RoleParam, dtype.F32, shape, init).now
+	return s.ParamOf(name, s.g.dtype, shape, init)
+}
+
+// ParamOf is Param with an element type of its own, such as f32 in a model of bf16.
+func (s *Scope) ParamOf(name string, d dtype.Type, shape []int64, init Init) *Tensor {
+	if !d.IsFloat() {
+		s.fail("shape", "parameter %q of %s: only floats can be trained", s.In(name).path, d)
+	}
+	return s.state(name, ir.RoleParam, d, shape, init).now
 }
 
 // Frozen is Param for weights that are not trained: they have no gradient and no
 // optimizer state.
 func (s *Scope) Frozen(name string, shape []int64, init Init) *Tensor {
-	st := s.state(name, ir.RoleParam, dtype.F32, shape, init)
+	st := s.state(name, ir.RoleParam, s.g.dtype, shape, init)
 	st.frozen = true
 	return st.now
 }
@@ -249,7 +264,9 @@ func (s *Scope) Buffer(name string, d dtype.Type, shape []int64, init Init) *Ten
 	return s.state(name, ir.RoleBuffer, d, shape, init).now
 }
 
-// Update sets the value that the buffer of that name in this scope has after the step.
+// Update sets the value that the buffer of that name in this scope has after this
+// micro-batch: the next one reads it, and after the last one it is the step's result. So
+// what is counted or averaged sees every micro-batch once, in order.
 func (s *Scope) Update(name string, v *Tensor) {
 	full := s.In(name).path
 	st := s.g.byName[full]
@@ -260,6 +277,49 @@ func (s *Scope) Update(name string, v *Tensor) {
 		s.fail("shape", "buffer %q of %v is updated with %v", full, st.param.Type, v.Type)
 	}
 	st.now = v
+}
+
+// Count declares a buffer that starts at 0, and adds v to it: a counter of tokens, say.
+func (s *Scope) Count(name string, v *Tensor) {
+	s.Update(name, s.Add(s.Buffer(name, v.Type.DType, v.Type.Shape, Zeros), v))
+}
+
+// Now is the value that the buffer of that name in this scope has by now, and before the
+// one that it had before the step.
+func (s *Scope) Now(name string) (now, before *Tensor) {
+	full := s.In(name).path
+	st := s.g.byName[full]
+	if st == nil || st.role != ir.RoleBuffer {
+		s.fail("name", "%q is not a buffer", full)
+	}
+	return st.now, st.param
+}
+
+// After runs f once in a training step, after its last micro-batch and before the
+// optimizer: state that changes once a step is updated there, however many micro-batches
+// the step has.
+func (s *Scope) After(f func()) {
+	if s.g.train && s.g.micro == 0 {
+		s.g.after = append(s.g.after, f)
+	}
+}
+
+// Metric names an f32[] result of the step that is no state: the mean over the step's
+// micro-batches.
+func (s *Scope) Metric(name string, v *Tensor) {
+	if !v.Type.Equal(ir.T(dtype.F32)) {
+		s.fail("shape", "metric %q must be f32[], got %v", name, v.Type)
+	}
+	i := slices.IndexFunc(s.g.metrics, func(o output) bool { return o.name == name })
+	switch {
+	case i < 0:
+		s.free(name)
+		s.g.metrics = append(s.g.metrics, output{name, v})
+	case s.g.micro == 0:
+		s.fail("name", "metric %q is declared twice", name)
+	default:
+		s.g.metrics[i].v = s.Add(s.g.metrics[i].v, v)
+	}
 }
 
 func (s *Scope) state(name, role string, d dtype.Type, shape []int64, init Init) *state {
@@ -294,8 +354,14 @@ func (s *Scope) Output(name string, v *Tensor) {
 	if s.g.micros > 1 {
 		name = fmt.Sprintf("%s.%d", name, s.g.micro)
 	}
-	if name == "loss" || s.g.byName[name] != nil || slices.ContainsFunc(s.g.outputs, func(o output) bool { return o.name == name }) {
+	s.free(name)
+	s.g.outputs = append(s.g.outputs, output{name, v})
+}
+
+// free refuses the name of a result that there is.
+func (s *Scope) free(name string) {
+	same := func(o output) bool { return o.name == name }
+	if name == "loss" || s.g.byName[name] != nil || slices.ContainsFunc(s.g.outputs, same) || slices.ContainsFunc(s.g.metrics, same) {
 		s.fail("name", "output %q: the name is taken", name)
 	}
-	s.g.outputs = append(s.g.outputs, output{name, v})
 }

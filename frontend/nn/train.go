@@ -15,6 +15,7 @@ import (
 // micro-batch) and must do the same every time.
 type Model struct {
 	Name    string
+	DType   dtype.Type             // of parameters and activations: f32 (also if left out), bf16 or f16
 	Loss    func(s *Scope) *Tensor // the training step's loss, f32[]
 	Predict func(s *Scope)         // the inference step: names its results with Output
 }
@@ -25,6 +26,8 @@ type Recipe struct {
 	Schedule  Schedule
 	Clip      float64 // greatest global norm of the gradients; 0: not clipped
 	Micro     int     // micro-batches a step, whose gradients are added up; 0 and 1: one
+	EMA       float64 // decay of a moving average of each parameter, f32 state "/ema"; 0: none
+	Scale     LossScale
 }
 
 // Train makes the training module of m: @init(key) gives the state, @step the loss and
@@ -39,9 +42,10 @@ func train(m Model, r Recipe, source bool) (mod *ir.Module, err error) {
 	if m.Loss == nil {
 		diag.Throw(diag.Errorf("model", "model %q has no loss, so it can't be trained", m.Name))
 	}
-	g := newGraph(m.Name, true, source)
+	g := newGraph(m, true, source)
 	g.micros = max(1, r.Micro)
 	s := &Scope{g, "", g.step}
+	scale := r.Scale.start(s)
 	var total *Tensor
 	var grads []*Tensor
 	for g.micro = range g.micros {
@@ -53,18 +57,22 @@ func train(m Model, r Recipe, source bool) (mod *ir.Module, err error) {
 		if g.micros > 1 {
 			loss = s.Scale(loss, 1/float64(g.micros))
 		}
-		gs := s.gradients(loss)
+		gs := s.gradients(scale.up(loss))
 		if g.micro == 0 {
 			total, grads = loss, gs
 			continue
 		}
 		total = s.Add(total, loss)
 		for i, st := range trained(g) {
-			grads[i] = (&Scope{g, st.layer, g.step}).Add(grads[i], gs[i])
+			l := &Scope{g, st.layer, g.step}
+			grads[i] = l.Add(l.wide(grads[i]), l.wide(gs[i]))
 		}
 	}
 	g.micro = 0 // state declared from here on is new
-	s.optimize(r, grads)
+	for _, f := range g.after {
+		f()
+	}
+	s.optimize(r, grads, scale)
 	return g.finish(total), nil
 }
 
@@ -73,7 +81,7 @@ func infer(m Model, source bool) (mod *ir.Module, err error) {
 	if m.Predict == nil {
 		diag.Throw(diag.Errorf("model", "model %q has no inference step", m.Name))
 	}
-	g := newGraph(m.Name, false, source)
+	g := newGraph(m, false, source)
 	s := &Scope{g, "", g.step}
 	m.Predict(s)
 	if len(g.outputs) == 0 {
@@ -95,7 +103,7 @@ func AddTraining(mod *ir.Module, r Recipe) (err error) {
 	if r.Micro > 1 {
 		diag.Throw(diag.Errorf("model", "module %q: micro-batches need a model description, this is a finished step", mod.Name))
 	}
-	g := &graph{mod: mod, table: ops.Table(), name: mod.Name, train: true, step: step, micros: 1,
+	g := &graph{mod: mod, table: ops.Table(), name: mod.Name, dtype: dtype.F32, train: true, step: step, micros: 1,
 		byName: map[string]*state{}, inputs: map[string]*Tensor{}}
 	for _, f := range mod.Funcs {
 		f.Body.Walk(func(op *ir.Op) {
@@ -123,7 +131,8 @@ func AddTraining(mod *ir.Module, r Recipe) (err error) {
 		g.byName[p.Name] = st
 	}
 	s := &Scope{g, "", step}
-	s.optimize(r, s.gradients(loss))
+	scale := r.Scale.start(s)
+	s.optimize(r, s.gradients(scale.up(loss)), scale)
 	g.finish(loss)
 	return nil
 }
@@ -160,7 +169,7 @@ func AddLoss(mod *ir.Module, loss string) (err error) {
 		diag.Throw(diag.Errorf("option", "loss %q: say of which result, as %s:RESULT", loss, name).
 			WithHint("results of @step: %s", strings.Join(plain, ", ")))
 	}
-	g := &graph{mod: mod, table: ops.Table(), name: mod.Name, step: step, micros: 1, byName: map[string]*state{}, inputs: map[string]*Tensor{}}
+	g := &graph{mod: mod, table: ops.Table(), name: mod.Name, dtype: dtype.F32, step: step, micros: 1, byName: map[string]*state{}, inputs: map[string]*Tensor{}}
 	s := &Scope{g, "loss", step}
 	x := step.Result(from)
 	var v *Tensor
@@ -199,9 +208,17 @@ func layerOf(name string) string {
 	return name
 }
 
-func newGraph(name string, train, source bool) *graph {
-	mod := ir.NewModule(name)
-	return &graph{mod: mod, table: ops.Table(), name: name, train: train, source: source, step: mod.NewFunc("step"),
+func newGraph(m Model, train, source bool) *graph {
+	d := m.DType
+	switch d {
+	case dtype.Invalid:
+		d = dtype.F32
+	case dtype.F32, dtype.BF16, dtype.F16:
+	default:
+		diag.Throw(diag.Errorf("option", "model %q of %s: want f32, bf16 or f16", m.Name, d))
+	}
+	mod := ir.NewModule(m.Name)
+	return &graph{mod: mod, table: ops.Table(), name: m.Name, dtype: d, train: train, source: source, step: mod.NewFunc("step"),
 		micros: 1, byName: map[string]*state{}, inputs: map[string]*Tensor{}}
 }
 
@@ -228,10 +245,21 @@ func (s *Scope) gradients(loss *Tensor) []*Tensor {
 	return s.Ops("gradient", operands)
 }
 
+// wide is x in f32 if it is of 16 bits.
+func (s *Scope) wide(x *Tensor) *Tensor { return s.Cast(x, x.Type.DType.Accum()) }
+
 // optimize clips the gradients and gives every trained parameter its new value.
-func (s *Scope) optimize(r Recipe, grads []*Tensor) {
+//
+// A parameter of bf16 or f16 has a master copy of f32 in the optimizer's state ("/master"),
+// as in Megatron-LM and DeepSpeed: the optimizer steps that copy from the gradient in f32,
+// and the parameter is the copy, rounded. So a step that is smaller than half a unit in the
+// last place of the parameter is not lost.
+func (s *Scope) optimize(r Recipe, grads []*Tensor, scale *lossScale) {
 	if r.Optimizer == nil || r.Schedule == nil {
 		s.fail("model", "a recipe needs an optimizer and a schedule")
+	}
+	if !(r.EMA >= 0 && r.EMA < 1) {
+		s.fail("option", "decay %v of the parameters' moving average: want 0 ≤ decay < 1", r.EMA)
 	}
 	g := s.g
 	weights := trained(g)
@@ -239,21 +267,42 @@ func (s *Scope) optimize(r Recipe, grads []*Tensor) {
 	step := g.step.Body.AddParam("step", ir.T(dtype.I64), ir.A("role", ir.RoleStep))
 	sched := s.In("schedule")
 	lr := sched.Cast(r.Schedule.Rate(sched, sched.Cast(step, dtype.F64)), dtype.F32)
+	scale.down(grads)
 	if r.Clip > 0 {
 		clip := s.In("clip")
-		scale := clip.clipScale(grads, r.Clip)
+		by := clip.clipScale(grads, r.Clip)
 		for i, gr := range grads {
-			grads[i] = clip.Mul(gr, scale)
+			grads[i] = clip.Mul(clip.wide(gr), by)
 		}
 	}
-	update := r.Optimizer.Start(opt, step, lr)
+	update := r.Optimizer.Start(opt, scale.steps(step), lr)
 	// Last declared first: that is the order in which gradients become final, so that
 	// without clipping each update can follow its gradient and free it.
 	for i := len(weights) - 1; i >= 0; i-- {
 		st := weights[i]
-		w := &Weight{Scope: &Scope{g, st.layer, g.step}, Param: st.param, Grad: grads[i], name: st.name}
-		st.now = update(w)
+		w := &Weight{Scope: &Scope{g, st.layer, g.step}, Param: st.param, name: st.name}
+		w.Grad = w.wide(grads[i])
+		half := st.param.Type.DType != w.Grad.Type.DType
+		if half {
+			w.Param = w.Copy("master")
+		}
+		first := len(g.states)
+		now := update(w)
+		if r.EMA > 0 {
+			ema := w.Copy("ema")
+			w.SetSlot("ema", w.Op("fma", []*Tensor{ema, w.Full(ema.Type, r.EMA), w.Scale(now, 1-r.EMA)}))
+		}
+		for _, slot := range g.states[first:] {
+			slot.now = scale.keep(w.Scope, slot.now, slot.param)
+		}
+		now = scale.keep(w.Scope, now, w.Param)
+		if half {
+			w.SetSlot("master", now)
+			now = w.Cast(now, st.param.Type.DType)
+		}
+		st.now = now
 	}
+	scale.finish()
 }
 
 // clipScale is min(1, limit / (norm + 1e-6)), the norm being that of all gradients
@@ -280,11 +329,22 @@ type Weight struct {
 }
 
 // Slot declares optimizer state for the weight, zero at first, of the weight's type.
-func (w *Weight) Slot(name string) *Tensor {
+func (w *Weight) Slot(name string) *Tensor { return w.slot(name, w.Param.Type, Zeros) }
+
+// Copy declares optimizer state for the weight that starts as a copy of it, f32 where the
+// weight has 16 bits.
+func (w *Weight) Copy(name string) *Tensor {
+	of := w.name
+	return w.slot(name, w.Param.Type.With(w.Param.Type.DType.Accum()), func(s *Scope, t ir.Type) *Tensor {
+		return s.Cast(s.fn.Result(of), t.DType)
+	})
+}
+
+func (w *Weight) slot(name string, t ir.Type, init Init) *Tensor {
 	full := w.name + "/" + name
 	w.claim(full)
-	st := &state{name: full, layer: w.layer(), role: ir.RoleOpt, init: Zeros}
-	st.param = w.fn.Body.AddParam(full, w.Param.Type, ir.A("role", ir.RoleOpt))
+	st := &state{name: full, layer: w.layer(), role: ir.RoleOpt, init: init}
+	st.param = w.fn.Body.AddParam(full, t, ir.A("role", ir.RoleOpt))
 	st.now = st.param
 	w.g.states = append(w.g.states, st)
 	w.g.byName[full] = st
@@ -317,6 +377,12 @@ func (g *graph) finish(loss *Tensor) *ir.Module {
 	}
 	for _, o := range g.outputs {
 		result(o.name, o.v)
+	}
+	for _, m := range g.metrics {
+		if g.micros > 1 {
+			m.v = (&Scope{g, "metrics", g.step}).Scale(m.v, 1/float64(g.micros))
+		}
+		result(m.name, m.v)
 	}
 	for _, st := range g.states {
 		if st.now != st.param {
