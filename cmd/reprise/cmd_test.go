@@ -146,7 +146,9 @@ func TestUnmeetableBudget(t *testing.T) {
 	status, stdout, stderr := cli("plan", tiny, "--train", "--budget", "1KiB")
 	assert.Equal(t, 1, status)
 	assert.Empty(t, stdout)
-	assert.Regexp(t, `no plan fits in 1\.0 KiB: the smallest budget found is [0-9.]+ KiB, and no plan can do with less than [0-9.]+ KiB; in memory at the peak are .*layers\.1\.fc`, stderr)
+	assert.Regexp(t, `no plan fits in 1\.0 KiB \(1024 bytes\): the smallest budget found is [0-9.]+ KiB \(\d+ bytes\), and no plan can do with less than [0-9.]+ KiB \(\d+ bytes\); `+
+		`most is in memory, [0-9.]+ KiB, at op \d+ of \d+, \S+; the largest of \d+ values there:(\n +[0-9.]+ K?i?B  .* \(layer .*\)){10}\n  no pinned value`, stderr)
+	assert.Contains(t, stderr, "param layers.1.fc.w (layer layers.1.fc, f32[37,37])")
 	assert.Regexp(t, `hint: give at least --budget \d+B`, stderr)
 	status, stdout, _ = cli("plan", tiny, "--train", "--budget", "1KiB", "--json")
 	assert.Equal(t, 1, status)
@@ -155,8 +157,12 @@ func TestUnmeetableBudget(t *testing.T) {
 	least, lower := e["min_budget_bytes"].(float64), e["lower_bound_bytes"].(float64)
 	assert.Greater(t, lower, 1024.0)
 	assert.GreaterOrEqual(t, least, lower)
+	peak := e["peak"].(map[string]any)
+	assert.NotEmpty(t, peak["op"])
+	assert.Less(t, peak["position"], peak["of"])
+	assert.LessOrEqual(t, peak["bytes"], least)
 	binding := e["binding"].([]any)
-	require.NotEmpty(t, binding)
+	require.Len(t, binding, 10)
 	last := 1e18
 	for _, b := range binding {
 		b := b.(map[string]any)

@@ -91,11 +91,12 @@ func (a *app) report(err error) {
 		*diag.Error
 		MinBudget  int64             `json:"min_budget_bytes,omitempty"`
 		LowerBound int64             `json:"lower_bound_bytes,omitempty"`
+		Peak       *compile.Peak     `json:"peak,omitempty"`
 		Binding    []compile.Binding `json:"binding,omitempty"`
 	}{Error: &d}
 	var b *compile.BudgetError
 	if errors.As(err, &b) {
-		doc.MinBudget, doc.LowerBound, doc.Binding = b.MinBudget, b.LowerBound, b.Binding
+		doc.MinBudget, doc.LowerBound, doc.Peak, doc.Binding = b.MinBudget, b.LowerBound, b.Peak, b.Binding
 	}
 	a.print(map[string]any{"error": doc})
 }

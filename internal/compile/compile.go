@@ -139,8 +139,11 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 		chosen = least
 		if found, _, err := pl.within(limit); err != nil {
 			return nil, err
-		} else if found != nil && found.plan.Cost <= least.plan.Cost {
-			chosen = found
+		} else if found != nil {
+			setBound(least.plan, found.plan.LowerBound, found.plan.Proof)
+			if found.plan.Cost <= least.plan.Cost {
+				chosen = found
+			}
 		}
 	case limit > 0 && limit < all.arena:
 		found, inf, err := pl.within(limit)
@@ -154,11 +157,16 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 				}
 			}
 			if least.arena > limit {
-				return nil, unmeetable(limit, least)
+				return nil, unmeetable(limit, least, inf)
 			}
 			found = least
 		}
 		chosen = found
+	}
+	if chosen == least && chosen != all {
+		if err := pl.certify(chosen, limit); err != nil {
+			return nil, err
+		}
 	}
 	if limit == 0 {
 		limit = all.arena

@@ -61,6 +61,9 @@ func Pareto(ctx context.Context, m *frontend.Model, opt Options, n int) (*Curve,
 		}
 		if p == nil {
 			p = least
+			if err := pl.certify(p, b); err != nil {
+				return nil, err
+			}
 		}
 		if p.plan.Cost > all.plan.Cost && b >= all.arena {
 			p = all

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"strings"
 
 	"reprise/codegen/cpu"
 	"reprise/internal/diag"
@@ -140,6 +141,7 @@ func (p *planning) within(budget int64) (*planned, *planner.InfeasibleError, err
 	}
 	opt := p.opt
 	opt.Budget = budget
+	var first *planner.Plan // its bound is about budget, those of later ones are about less
 	for range maxReplans {
 		plan, err := planner.Solve(p.ctx, pr.Problem, opt)
 		var inf *planner.InfeasibleError
@@ -149,6 +151,11 @@ func (p *planning) within(budget int64) (*planned, *planner.InfeasibleError, err
 		if err != nil {
 			return nil, nil, err
 		}
+		if first == nil {
+			first = plan
+		}
+		plan.BudgetBytes = budget
+		setBound(plan, first.LowerBound, first.Proof)
 		out, err := p.realise(plan)
 		if err != nil {
 			return nil, nil, err
@@ -161,20 +168,55 @@ func (p *planning) within(budget int64) (*planned, *planner.InfeasibleError, err
 	return nil, nil, nil
 }
 
+// setBound puts a lower bound on the cost of all plans within a budget into one of them.
+func setBound(plan *planner.Plan, bound int64, proof string) {
+	plan.LowerBound, plan.Proof = bound, proof
+	if plan.BaseCost > 0 {
+		plan.Gap = float64(plan.Cost-bound) / float64(plan.BaseCost)
+	}
+}
+
+// boundSteps is the planner's work on the bound of a plan that it did not find by cost.
+const boundSteps = 50_000
+
+// certify bounds the plan of out, which the search for the smallest arena found, at budget.
+func (p *planning) certify(out *planned, budget int64) error {
+	opt := p.opt
+	opt.Budget, opt.Steps = budget, boundSteps
+	bound, proof, err := planner.Bound(p.ctx, out.problem.Problem, opt)
+	out.plan.BudgetBytes = budget
+	if bound > out.plan.LowerBound {
+		setBound(out.plan, bound, proof)
+	}
+	return err
+}
+
 // BudgetError says that a budget can't be met: what could, what binds, and what no plan can beat.
 type BudgetError struct {
 	Diag       *diag.Error `json:"-"`
 	MinBudget  int64       `json:"min_budget_bytes"`
 	LowerBound int64       `json:"lower_bound_bytes"`
+	Peak       *Peak       `json:"peak,omitempty"` // of the smallest plan
 	Binding    []Binding   `json:"binding"`
+}
+
+// Peak is the place in the schedule at which most is in memory.
+type Peak struct {
+	Position int    `json:"position"` // of the op in the schedule
+	Of       int    `json:"of"`       // ops of the schedule
+	Op       string `json:"op"`
+	Layer    string `json:"layer,omitempty"`
+	Bytes    int64  `json:"bytes"`        // everything in memory there
+	Pinned   int64  `json:"pinned_bytes"` // of it pinned, or saved by a rule
 }
 
 // Binding is a value that is in memory at the peak of the smallest plan.
 type Binding struct {
-	Name  string `json:"name"`
-	Layer string `json:"layer"`
-	Type  string `json:"type"`
-	Bytes int64  `json:"bytes"`
+	Name   string `json:"name"`
+	Layer  string `json:"layer"`
+	Type   string `json:"type"`
+	Bytes  int64  `json:"bytes"`
+	Pinned string `json:"pinned,omitempty"` // why it may not be computed again, where that is so
 }
 
 func (e *BudgetError) Error() string { return e.Diag.Error() }
@@ -184,29 +226,55 @@ func (e *BudgetError) Unwrap() error { return e.Diag }
 
 const maxBinding = 10
 
-// unmeetable explains that budget is below min, the smallest program found.
-func unmeetable(budget int64, min *planned) error {
-	e := &BudgetError{MinBudget: min.arena, LowerBound: lowerBound(min.problem)}
-	for _, b := range binding(min) {
-		e.Binding = append(e.Binding, b)
+// unmeetable explains that budget is below least, the smallest program found. inf is what the planner
+// said of it, nil where a plan failed in its layout only.
+func unmeetable(budget int64, least *planned, inf *planner.InfeasibleError) error {
+	x := explain(least, least.arena)
+	at := &Peak{Position: x.Memory.PeakPosition, Of: len(x.Ops), Op: x.Memory.PeakOp, Layer: x.Memory.PeakLayer,
+		Bytes: x.Memory.StepResidentBytes + x.Memory.PeakBytes}
+	e := &BudgetError{MinBudget: least.arena, LowerBound: lowerBound(least.problem), Peak: at}
+	if inf != nil {
+		e.LowerBound = max(e.LowerBound, inf.LowerBoundBytes)
 	}
-	msg := fmt.Sprintf("no plan fits in %s: the smallest budget found is %s, and no plan can do with less than %s; in memory at the peak are",
-		Bytes(budget), Bytes(e.MinBudget), Bytes(e.LowerBound))
-	for i, b := range e.Binding {
-		if i == 3 {
-			break
+	var live []Binding
+	for _, v := range x.Values {
+		if v.Fate == FateResident {
+			live = append(live, Binding{Name: v.Op + " " + v.Name, Layer: v.Layer, Type: v.Type, Bytes: v.Bytes})
 		}
-		if i > 0 {
-			msg += ","
+	}
+	var pinned []string
+	for _, s := range x.Stretches {
+		if s.Start > at.Position || at.Position > s.End {
+			continue
 		}
-		msg += fmt.Sprintf(" %s of layer %s (%s, %s)", b.Name, b.Layer, b.Type, Bytes(b.Bytes))
+		b := Binding{Name: "workspace of " + x.Ops[s.Start].Op, Layer: x.Ops[s.Start].Layer, Type: "bytes", Bytes: s.Bytes}
+		if s.Value >= 0 {
+			v := x.Values[s.Value]
+			b.Name, b.Type = v.Name, v.Type
+			if v.Fate == FatePinned {
+				b.Pinned = v.Reason
+				at.Pinned += s.Bytes
+				pinned = append(pinned, fmt.Sprintf("%s (%s: %s)", v.Name, Bytes(s.Bytes), v.Reason))
+			}
+		}
+		live = append(live, b)
 	}
-	layer := ""
-	if len(e.Binding) > 0 {
-		layer = e.Binding[0].Layer
+	sortBinding(live)
+	e.Binding = live[:min(len(live), maxBinding)]
+	var msg strings.Builder
+	fmt.Fprintf(&msg, "no plan fits in %s (%d bytes): the smallest budget found is %s (%d bytes), and no plan can do with less than %s (%d bytes); ",
+		Bytes(budget), budget, Bytes(e.MinBudget), e.MinBudget, Bytes(e.LowerBound), e.LowerBound)
+	fmt.Fprintf(&msg, "most is in memory, %s, at op %d of %d, %s; the largest of %d values there:", Bytes(at.Bytes), at.Position, at.Of, at.Op, len(live))
+	for _, b := range e.Binding {
+		fmt.Fprintf(&msg, "\n  %9s  %s (layer %s, %s)", Bytes(b.Bytes), b.Name, b.Layer, b.Type)
 	}
-	e.Diag = diag.Errorf("budget", "%s", msg).WithHint("give at least --budget %dB, or make the batch smaller", e.MinBudget)
-	e.Diag.Layer = layer
+	if len(pinned) > 0 {
+		fmt.Fprintf(&msg, "\n  %s of it may not be computed again: %s", Bytes(at.Pinned), strings.Join(pinned[:min(len(pinned), maxBinding)], "; "))
+	} else {
+		msg.WriteString("\n  no pinned value and no rule that says must is part of it")
+	}
+	e.Diag = diag.Errorf("budget", "%s", msg.String()).WithHint("give at least --budget %dB, or make the batch smaller", e.MinBudget)
+	e.Diag.Layer = e.Binding[0].Layer
 	return e
 }
 
@@ -238,35 +306,4 @@ func lowerBound(p *remat.Problem) int64 {
 		most = max(most, n)
 	}
 	return resident + most
-}
-
-// binding lists what is in memory at the peak, largest first.
-func binding(p *planned) []Binding {
-	var out []Binding
-	for _, v := range p.problem.Func.Body.Params {
-		out = append(out, Binding{v.Role() + " " + v.Name, layerOf(v), v.Type.String(), v.Type.Bytes()})
-	}
-	for _, s := range p.liveAtPeak() {
-		b := Binding{Name: "workspace of " + remat.Kind(s.Op), Layer: s.Op.Loc.Layer, Type: "bytes", Bytes: s.Bytes}
-		if s.Value != nil {
-			b.Name, b.Type = remat.Kind(s.Op)+" %"+s.Value.Name, s.Value.Type.String()
-		}
-		out = append(out, b)
-	}
-	sortBinding(out)
-	if len(out) > maxBinding {
-		out = out[:maxBinding]
-	}
-	return out
-}
-
-func (p *planned) liveAtPeak() []buffer.Stretch {
-	_, pos := p.profile()
-	var out []buffer.Stretch
-	for _, s := range p.frame.Stretches {
-		if s.Start <= pos && pos <= s.End {
-			out = append(out, s)
-		}
-	}
-	return out
 }

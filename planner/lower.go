@@ -1,0 +1,17 @@
+package planner
+
+import "context"
+
+// Bound returns what no legal plan within opt.Budget can cost less than, and the kind of proof behind it. It
+// serves whoever has a plan from elsewhere: Solve and MinBudget bound their own, the latter only by ProofBase.
+func Bound(ctx context.Context, p *Problem, opt Options) (cost int64, proof string, err error) {
+	if err := p.Validate(); err != nil {
+		return 0, "", err
+	}
+	s := newSearch(ctx, p, opt)
+	if s.opt.Budget >= s.m.footprint() && !s.exhaust() {
+		s.bound()
+		s.integer()
+	}
+	return s.lower, s.proof, ctx.Err()
+}
