@@ -20,6 +20,8 @@ import (
 type verdict struct {
 	Model       string `json:"model"`
 	Budget      int64  `json:"budget_bytes"`
+	Promised    int64  `json:"promised_peak_bytes"`
+	Arena       int64  `json:"arena_bytes"`
 	Steps       int    `json:"steps"`
 	Values      int    `json:"values_compared"`
 	Recomputed  int    `json:"recomputed"`
@@ -75,7 +77,7 @@ and nothing with an effect runs twice.`,
 			if err != nil {
 				return err
 			}
-			v := verdict{Model: m.Spec, Budget: planned.Report.BudgetBytes, Steps: steps, Recomputed: planned.Report.Recomputed, Pinned: planned.Report.Pinned}
+			v := verdict{Model: m.Spec, Budget: planned.Report.BudgetBytes, Promised: planned.Report.PromisedPeakBytes, Arena: planned.Report.ArenaBytes, Steps: steps, Recomputed: planned.Report.Recomputed, Pinned: planned.Report.Pinned}
 			if err := planned.ProveOnce(); err != nil {
 				return err
 			}
