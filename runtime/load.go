@@ -256,8 +256,8 @@ func (i *Instance) StepBegin() error {
 	return nil
 }
 
-// StepNext runs the next instruction on all threads and returns its index, or −1 after the last one, when
-// the step is done.
+// StepNext runs one instruction on all threads, the first after StepBegin being number 0, and returns the
+// number of the next, or −1 when the step is done.
 func (i *Instance) StepNext() int { return int(i.lib.stepNext(i.handle)) }
 
 // Count makes the instance count, from now on, how often each op of the plan runs.

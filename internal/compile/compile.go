@@ -256,7 +256,7 @@ func (p *Program) programs(m *frontend.Model, target cpu.Target, k kernels) (*ex
 		}
 	}
 	em.prog = nil
-	em.runs = newRunTable(p.planned.applied)
+	em.runs = newRunTable(p.planned.applied, p.planned.plan)
 	results, err := em.block(step.Body, p.planned.frame, resident, params, p.planned.low)
 	if err != nil {
 		return nil, err

@@ -5,6 +5,7 @@ import (
 	"reprise/passes/buffer"
 	"reprise/passes/lower"
 	"reprise/passes/remat"
+	"reprise/planner"
 	"reprise/runtime/exe"
 )
 
@@ -30,8 +31,12 @@ type runTable struct {
 }
 
 // newRunTable gives every op of a planned function, and of its regions, its identity.
-func newRunTable(a *remat.Applied) *runTable {
+func newRunTable(a *remat.Applied, plan *planner.Plan) *runTable {
 	t := &runTable{who: map[*ir.Op]exe.OpRun{}}
+	planned := map[int]int{}
+	for _, i := range plan.Order {
+		planned[i]++
+	}
 	for _, op := range a.Func.Body.Ops {
 		r, ok := a.Runs[op]
 		if !ok {
@@ -40,7 +45,7 @@ func newRunTable(a *remat.Applied) *runTable {
 		sub := 0
 		var walk func(op *ir.Op)
 		walk = func(op *ir.Op) {
-			t.who[op] = exe.OpRun{Op: r.Op, Sub: sub, Clone: r.Clone, Name: remat.Name(op), Layer: op.Loc.Layer}
+			t.who[op] = exe.OpRun{Op: r.Op, Sub: sub, Clone: r.Clone, Planned: planned[r.Op], Name: remat.Name(op), Layer: op.Loc.Layer}
 			if !buffer.IsControl(op) {
 				return
 			}
@@ -116,23 +121,21 @@ func (t *runTable) ops() []exe.OpRun {
 	return out
 }
 
-// OpCount is how often the plan runs an op in a step: Runs times, of which all but one are recomputations.
+// OpCount is how often the plan runs an op in a step: Planned times, of which all but one are recomputations.
 type OpCount struct {
-	Op   int    `json:"op"`
-	Sub  int    `json:"sub"` // not 0: an op of a region, once for each time that the region runs
-	Name string `json:"name"`
-	Runs int    `json:"runs"`
+	Op      int    `json:"op"`
+	Sub     int    `json:"sub"` // not 0: an op of a region; Planned is how often the op around it runs
+	Name    string `json:"name"`
+	Planned int    `json:"planned"`
 }
 
 // Counts are the plan's counts of every op that has code, by op and sub.
 func (p *Program) Counts() []OpCount {
 	var out []OpCount
 	for _, r := range exe.SortOps(p.Exe.Ops) {
-		if n := len(out); n > 0 && out[n-1].Op == r.Op && out[n-1].Sub == r.Sub {
-			out[n-1].Runs++
-			continue
+		if n := len(out); n == 0 || out[n-1].Op != r.Op || out[n-1].Sub != r.Sub {
+			out = append(out, OpCount{r.Op, r.Sub, r.Name, r.Planned})
 		}
-		out = append(out, OpCount{Op: r.Op, Sub: r.Sub, Name: r.Name, Runs: 1})
 	}
 	return out
 }

@@ -49,8 +49,8 @@ func TestP125Counts(t *testing.T) {
 			require.Equal(t, want, state)
 			again := 0
 			for _, c := range p.Counts() {
-				require.Equal(t, int64(c.Runs)*all[[2]int{c.Op, c.Sub}], got[[2]int{c.Op, c.Sub}], c.Name)
-				again += c.Runs - 1
+				require.Equal(t, int64(c.Planned)*all[[2]int{c.Op, c.Sub}], got[[2]int{c.Op, c.Sub}], c.Name)
+				again += c.Planned - 1
 			}
 			require.Len(t, p.Counts(), len(got))
 			require.Positive(t, again, "nothing is recomputed")
@@ -70,10 +70,10 @@ func TestCountsOfAnExecutable(t *testing.T) {
 	for i, c := range p.Counts() {
 		got := done.Counts[i]
 		require.Equal(t, c.Name, got.Name)
-		require.EqualValues(t, 3*c.Runs, *got.Planned)
+		require.EqualValues(t, 3*c.Planned, *got.Planned)
 		require.Equal(t, *got.Planned, got.Executed, c.Name)
 		require.EqualValues(t, 3, got.Forward)
-		require.EqualValues(t, 3*(c.Runs-1), got.Recomputed)
+		require.EqualValues(t, 3*(c.Planned-1), got.Recomputed)
 	}
 	text, err := exec.Command(out, "--steps", "1", "--counts", "--quiet").CombinedOutput()
 	require.NoError(t, err)

@@ -143,15 +143,18 @@ type Inst struct {
 // OpRun is one run of an op of the plan in a step: who it is, by numbers that are the same in every
 // program of the model, whatever its budget, and which instructions it is.
 type OpRun struct {
-	Op     int    `json:"op"`    // number of the op in the plan
-	Sub    int    `json:"sub"`   // 0: the op itself; k: the k-th op in its regions, in program order
-	Clone  int    `json:"clone"` // 0: the first run; k: the k-th recomputation
-	Name   string `json:"name"`  // as plans and reports have it: layer path, provenance, kind
-	Layer  string `json:"layer"`
-	First  int    `json:"first"`  // its instructions, those of its regions among them
-	Last   int    `json:"last"`   // the last of them
-	Entry  int    `json:"entry"`  // the instruction that is executed once for each execution of the op,
-	Repeat int    `json:"repeat"` // less the executions of this one, a loop's way back; −1: none
+	Op    int `json:"op"`    // number of the op in the plan
+	Sub   int `json:"sub"`   // 0: the op itself; k: the k-th op in its regions, in program order
+	Clone int `json:"clone"` // 0: the first run; k: the k-th recomputation
+	// Planned is how often the plan runs op Op in a step, clones among it; what stands in its
+	// regions runs as often as these do, each time.
+	Planned int    `json:"planned"`
+	Name    string `json:"name"` // as plans and reports have it: layer path, provenance, kind
+	Layer   string `json:"layer"`
+	First   int    `json:"first"`  // its instructions, those of its regions among them
+	Last    int    `json:"last"`   // the last of them
+	Entry   int    `json:"entry"`  // the instruction that is executed once for each execution of the op,
+	Repeat  int    `json:"repeat"` // less the executions of this one, a loop's way back; −1: none
 }
 
 // Model is a compiled model.

@@ -217,7 +217,7 @@ func opTable(b *strings.Builder, runs []OpRun) {
 	sorted := SortOps(runs)
 	b.WriteString("static const rp_op ops[] = {\n")
 	for _, r := range sorted {
-		fmt.Fprintf(b, "    {%s, %s, %d, %d, %d, %d, %d},\n", cString(r.Name), cString(r.Layer), r.Op, r.Sub, r.Clone, r.Entry, r.Repeat)
+		fmt.Fprintf(b, "    {%s, %s, %d, %d, %d, %d, %d, %d},\n", cString(r.Name), cString(r.Layer), r.Op, r.Sub, r.Clone, r.Planned, r.Entry, r.Repeat)
 	}
 	b.WriteString("    {0}};\n\n")
 }

@@ -242,24 +242,25 @@ int64_t rp_engine_next(rp_engine *g) {
     const rp_program *p = &g->model->step;
     int64_t pc = g->pc;
     if (pc < 0) return -1;
+    if (pc < p->ninsts) {
+        const rp_inst *i = &p->insts[pc];
+        rp_profile *profile = g->profile == NULL ? NULL : g->profile + pc;
+        if (i->kind == RP_LAUNCH) {
+            rp_program one = *p;
+            one.insts = i;
+            one.ninsts = 1;
+            run_program(g, &one, g->step_args, profile);
+            pc++;
+        } else {
+            if (profile != NULL) profile->calls++;
+            pc = follow(i, g->step_args + i->first, pc);
+        }
+    }
     if (pc >= p->ninsts) {
-        g->pc = -1;
+        pc = -1;
         g->step++;
-        return -1;
     }
-    const rp_inst *i = &p->insts[pc];
-    rp_profile *profile = g->profile == NULL ? NULL : g->profile + pc;
-    if (i->kind == RP_LAUNCH) {
-        rp_program one = *p;
-        one.insts = i;
-        one.ninsts = 1;
-        run_program(g, &one, g->step_args, profile);
-        g->pc = pc + 1;
-    } else {
-        if (profile != NULL) profile->calls++;
-        g->pc = follow(i, g->step_args + i->first, pc);
-    }
-    return pc;
+    return g->pc = pc;
 }
 
 int rp_engine_count(rp_engine *g, rp_error *e) {

@@ -251,11 +251,9 @@ static void print_counts(const options *o, const rp_engine *g, int64_t steps) {
     else fprintf(stderr, "%9s %9s %9s %9s  %s\n", "planned", "executed", "forward", "again", "op");
     for (int32_t i = 0, next; i < model->nops; i = next) {
         const rp_op *op = &model->ops[i];
-        int64_t planned = 0, forward = 0, again = 0;
-        for (next = i; next < model->nops && model->ops[next].op == op->op && model->ops[next].sub == op->sub; next++) {
-            planned += steps;
+        int64_t planned = steps * op->planned, forward = 0, again = 0;
+        for (next = i; next < model->nops && model->ops[next].op == op->op && model->ops[next].sub == op->sub; next++)
             *(model->ops[next].clone == 0 ? &forward : &again) += rp_op_count(g, &model->ops[next]);
-        }
         if (o->json) {
             printf("%s{\"op\":%" PRId32 ",\"sub\":%" PRId32 ",\"name\":", i ? "," : "", op->op, op->sub);
             rp_json_print(op->name);

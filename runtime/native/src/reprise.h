@@ -60,8 +60,9 @@ int reprise_bind(reprise_instance *instance, const char *name, void *data, int64
 int reprise_step(reprise_instance *instance, reprise_error *error);
 
 /* The same step, one instruction of the program at a time, for whoever wants to look at the arena in
- * between: step_next runs the next one on all threads and returns its index ("first" and "last" of the
- * ops in the signature), or -1 after the last, when outputs are out and the step is counted. */
+ * between: step_next runs one on all threads, instruction 0 after step_begin, and returns the index of
+ * the one that it will run next (those of "ops" in the signature), or -1 after the last, when outputs are
+ * out and the step is counted. */
 int reprise_step_begin(reprise_instance *instance, reprise_error *error);
 int64_t reprise_step_next(reprise_instance *instance);
 

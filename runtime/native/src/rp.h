@@ -61,7 +61,7 @@ typedef struct rp_inst {
  * often as instruction again (-1: none), which is a loop's way back to entry. */
 typedef struct rp_op {
     const char *name, *layer;
-    int32_t op, sub, clone;
+    int32_t op, sub, clone, planned; /* planned: runs of op in a step, clones among them */
     int64_t entry, again;
 } rp_op;
 
@@ -176,7 +176,7 @@ void rp_engine_destroy(rp_engine *g);
 void rp_engine_init(rp_engine *g, uint64_t seed);
 void rp_engine_begin(rp_engine *g); /* before inputs are written: poison, key, step */
 void rp_engine_run(rp_engine *g);   /* the step's program; counts the step */
-int64_t rp_engine_next(rp_engine *g);                /* instead of run, after pc = 0: one instruction, returns its index, or -1 after the last */
+int64_t rp_engine_next(rp_engine *g);                /* instead of run, after pc = 0: one instruction; returns the index of the next, -1 after the last */
 int rp_engine_count(rp_engine *g, rp_error *e);      /* count executions from now on */
 int64_t rp_op_count(const rp_engine *g, const rp_op *op); /* where they are counted */
 const rp_value *rp_find(const rp_model *m, const char *name);
