@@ -17,6 +17,7 @@ import (
 
 	"reprise/internal/compile"
 	"reprise/internal/diag"
+	"reprise/internal/trace"
 )
 
 func main() {
@@ -93,7 +94,9 @@ func (a *app) report(err error) {
 		LowerBound int64             `json:"lower_bound_bytes,omitempty"`
 		Peak       *compile.Peak     `json:"peak,omitempty"`
 		Binding    []compile.Binding `json:"binding,omitempty"`
+		Divergence *trace.Divergence `json:"divergence,omitempty"`
 	}{Error: &d}
+	errors.As(err, &doc.Divergence)
 	var b *compile.BudgetError
 	if errors.As(err, &b) {
 		doc.MinBudget, doc.LowerBound, doc.Peak, doc.Binding = b.MinBudget, b.LowerBound, b.Peak, b.Binding

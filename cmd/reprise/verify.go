@@ -9,6 +9,7 @@ import (
 	"reprise/frontend"
 	"reprise/internal/compile"
 	"reprise/internal/diag"
+	"reprise/internal/trace"
 	"reprise/ir"
 	"reprise/ir/dtype"
 	"reprise/ir/interp"
@@ -28,8 +29,11 @@ type verdict struct {
 	Pinned      int    `json:"pinned"`
 	Twice       int    `json:"pinned_run_twice"`
 	Interpreted bool   `json:"interpreted"`
-	StateSHA256 string `json:"state_sha256,omitempty"`
-	OK          bool   `json:"ok"`
+	// Counts are how often every op was to run, and ran; Trace is what --trace compared.
+	Counts      []trace.Count `json:"counts"`
+	Trace       *traced       `json:"trace,omitempty"`
+	StateSHA256 string        `json:"state_sha256,omitempty"`
+	OK          bool          `json:"ok"`
 }
 
 func (a *app) verifyCmd() *cobra.Command {
@@ -37,14 +41,19 @@ func (a *app) verifyCmd() *cobra.Command {
 	var steps int
 	var interpret string
 	var seed uint64
-	var infer bool
+	var infer, withTrace bool
+	var traceFile string
 	cmd := &cobra.Command{
 		Use:   "verify MODEL",
 		Short: "Show that the planned program computes the same bits as the one that keeps everything, and as the interpreter",
 		Long: `Compiles the model at the budget and without a limit, runs both on the same data and
 compares every output and every byte of state after each step. Small models are run in
 the reference interpreter too. Then it counts, on the final program, that nothing pinned
-and nothing with an effect runs twice.`,
+and nothing with an effect runs twice, and that every op ran as often as the plan says.
+
+With --trace both programs run instruction by instruction: every value that an op writes
+is compared with the other program's, a recomputed one with the original too, and the
+first op that differs is reported with its layer, values and producers.`,
 		Example: "  reprise verify builtin:gpt,layers=2,d=64,heads=2,seq=32,batch=2 --budget min",
 		Args:    args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, list []string) error {
@@ -73,7 +82,7 @@ and nothing with an effect runs twice.`,
 			}
 			opt.Budget = compile.Budget{}
 			opt.NoMinimum = true
-			_, err = shared(cmd, m, opt, filepath.Join(dir, "all"), say)
+			all, err := shared(cmd, m, opt, filepath.Join(dir, "all"), say)
 			if err != nil {
 				return err
 			}
@@ -84,7 +93,14 @@ and nothing with an effect runs twice.`,
 			withInterp := interpret == "always" || interpret == "auto" && compile.WorkOf(m.Module.Func("step"))*int64(steps) < 4e8
 			v.Interpreted = withInterp
 			say("run")
-			if err := compare(filepath.Join(dir, "planned.so"), filepath.Join(dir, "all.so"), m, seed, steps, withInterp, &v); err != nil {
+			p := trace.Side{Library: filepath.Join(dir, "planned.so"), Program: planned}
+			q := trace.Side{Library: filepath.Join(dir, "all.so"), Program: all}
+			if withTrace || traceFile != "" {
+				if v.Trace, err = runTrace(m, p, q, trace.Options{Seed: seed, Steps: steps}, traceFile); err != nil {
+					return err
+				}
+			}
+			if err := compare(p, q, m, seed, steps, withInterp, &v); err != nil {
 				return err
 			}
 			v.OK = true
@@ -98,6 +114,10 @@ and nothing with an effect runs twice.`,
 				fmt.Fprint(a.out, " and against the interpreter")
 			}
 			fmt.Fprintf(a.out, "\n%d ops run again, %d values pinned, none of them computed twice\n", v.Recomputed, v.Pinned)
+			fmt.Fprintln(a.out, trace.Summary(v.Counts))
+			if t := v.Trace; t != nil {
+				fmt.Fprintf(a.out, "traced %d values written in %d steps, %d of them by recomputations; %d operands still had the bits that were written\n", t.Values, t.Steps, t.Clones, t.Reads)
+			}
 			if v.StateSHA256 != "" {
 				fmt.Fprintf(a.out, "state after %d steps: %s\n", steps, v.StateSHA256)
 			}
@@ -109,6 +129,8 @@ and nothing with an effect runs twice.`,
 	fl.IntVar(&steps, "steps", 3, "steps to run")
 	fl.BoolVar(&infer, "infer", false, "verify the inference program of a builtin model")
 	fl.Uint64Var(&seed, "seed", 0, "seed")
+	fl.BoolVar(&withTrace, "trace", false, "compare every value that an op writes, and name the first op that differs")
+	fl.StringVar(&traceFile, "trace-file", "", "write both traces whole to this `FILE`, aligned by op; implies --trace")
 	fl.StringVar(&interpret, "interpret", "auto", "compare with the interpreter: auto (small models), always or never")
 	return cmd
 }
@@ -119,17 +141,22 @@ func shared(cmd *cobra.Command, m *frontend.Model, opt compile.Options, out stri
 }
 
 // compare runs the two libraries, and the interpreter, step by step on the same inputs.
-func compare(planned, all string, m *frontend.Model, seed uint64, steps int, interpret bool, v *verdict) error {
-	a, err := runtime.Load(planned, runtime.Options{Seed: seed})
+func compare(planned, all trace.Side, m *frontend.Model, seed uint64, steps int, interpret bool, v *verdict) error {
+	a, err := runtime.Load(planned.Library, runtime.Options{Seed: seed})
 	if err != nil {
 		return err
 	}
 	defer a.Close()
-	b, err := runtime.Load(all, runtime.Options{Seed: seed})
+	b, err := runtime.Load(all.Library, runtime.Options{Seed: seed})
 	if err != nil {
 		return err
 	}
 	defer b.Close()
+	for _, i := range []*runtime.Instance{a, b} {
+		if err := i.Count(); err != nil {
+			return err
+		}
+	}
 	ref, err := compile.Reference(m.Module)
 	if err != nil {
 		return err
@@ -208,6 +235,18 @@ func compare(planned, all string, m *frontend.Model, seed uint64, steps int, int
 			}
 		}
 	}
+	x, err := a.Counts()
+	if err != nil {
+		return err
+	}
+	y, err := b.Counts()
+	if err != nil {
+		return err
+	}
+	v.Counts = trace.Counts(planned.Program, all.Program, x, y)
+	if err := trace.CheckCounts(v.Counts); err != nil {
+		return err
+	}
 	if m.Train {
 		if v.StateSHA256, err = a.StateSHA256(); err != nil {
 			return err
@@ -218,7 +257,7 @@ func compare(planned, all string, m *frontend.Model, seed uint64, steps int, int
 
 func mismatch(name, layer string, step int, against, d string) error {
 	e := diag.Errorf("verify", "%s differs from %s in step %d: %s", name, against, step+1, d).
-		WithHint("this must not happen: keep the model and report it with the output of reprise doctor")
+		WithHint("this must not happen: reprise verify --trace names the first op that differs; keep the model and report it with the output of reprise doctor")
 	e.Layer = layer
 	return e
 }

@@ -332,10 +332,6 @@ func (d *Divergence) Diag() *diag.Error {
 		fmt.Fprintf(&b, "%s is the first op that writes other bits than in the program that keeps everything", run)
 	case KindClone:
 		fmt.Fprintf(&b, "%s is the first op that writes other bits: its first run in the same step wrote those of the program that keeps everything", run)
-		if d.FirstHash != d.OtherHash {
-			b.Reset()
-			fmt.Fprintf(&b, "%s is the first op that writes other bits, neither those of its first run nor of the program that keeps everything", run)
-		}
 	case KindMemory:
 		fmt.Fprintf(&b, "%s reads an operand that is not what was written", run)
 	case KindMissing:
