@@ -69,7 +69,9 @@ type setup struct {
 	from    int64 // number of the first step
 }
 
-func atBudget(b int64) setup { return setup{Options: compile.Options{Budget: compile.Budget{Bytes: b}}} }
+func atBudget(b int64) setup {
+	return setup{Options: compile.Options{Budget: compile.Budget{Bytes: b}}}
+}
 
 func smallest() setup { return setup{Options: compile.Options{Budget: compile.Budget{Min: true}}} }
 

@@ -515,7 +515,7 @@ func (g *grouper) aligned(v *ir.Value, u *unit, split int) bool {
 					return false
 				}
 			}
-			if !slices.Equal(v.Type.Shape[:split], u.domain[:split]) {
+			if !slices.Equal(v.Type.Shape[:split], u.domain[:split]) || !g.ownRow(r, u) {
 				return false
 			}
 		case user.Name() == "reshape":
@@ -536,6 +536,30 @@ func (g *grouper) aligned(v *ir.Value, u *unit, split int) bool {
 		}
 	}
 	return true
+}
+
+// ownRow: inside u, no full value made of v is read in another shape, that is, in rows that are not v's. (Ops that
+// read at other indices are not in a unit with reductions below them; see canJoin.)
+func (g *grouper) ownRow(v *ir.Value, u *unit) bool {
+	seen := map[*ir.Value]bool{}
+	var own func(v *ir.Value) bool
+	own = func(v *ir.Value) bool {
+		if seen[v] {
+			return true
+		}
+		seen[v] = true
+		for _, user := range g.users[v] {
+			r := user.Results[0]
+			if !g.member(user, u) || r.Type.Len() != v.Type.Len() {
+				continue
+			}
+			if !elementwise(user) || !slices.Equal(r.Type.Shape, v.Type.Shape) || !own(r) {
+				return false
+			}
+		}
+		return true
+	}
+	return own(v)
 }
 
 // straight: inside u, v is used by elementwise ops of its own shape only.
