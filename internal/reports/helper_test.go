@@ -92,8 +92,15 @@ type work struct {
 	dir     string
 	driver  *exe.Driver
 	objects cpu.Objects
-	n       int
+	n       int // libraries so far
 	mu      sync.Mutex
+	made    map[string]made // by model, target and budget
+}
+
+// made is a program that a test has compiled.
+type made struct {
+	p   *compile.Program
+	lib string
 }
 
 // shared makes the driver once.
@@ -102,7 +109,7 @@ var shared = sync.OnceValues(func() (*work, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &work{dir: dir}
+	w := &work{dir: dir, made: map[string]made{}}
 	w.driver, err = exe.CompileDriver(context.Background(), dir, true)
 	return w, err
 })
@@ -130,12 +137,25 @@ func tryCompile(t testing.TB, m *frontend.Model, o compile.Options) (*compile.Pr
 	t.Helper()
 	w, err := shared()
 	require.NoError(t, err)
+	key, plain := "", o.AllowRecompute == nil
+	if plain {
+		key = fmt.Sprintf("%s %v %s", o.Target, o.Budget, m.Module)
+	}
 	w.mu.Lock()
-	w.n++
+	old, ok := w.made[key]
 	lib := filepath.Join(w.dir, fmt.Sprintf("m%d.so", w.n))
+	w.n++
 	w.mu.Unlock()
+	if ok {
+		return old.p, old.lib, nil
+	}
 	o.NoMinimum, o.Shared, o.Driver, o.Objects, o.PlanSteps = true, true, w.driver, &w.objects, planSteps
 	p, err := compile.Make(context.Background(), m, o, lib)
+	if err == nil && plain {
+		w.mu.Lock()
+		w.made[key] = made{p, lib}
+		w.mu.Unlock()
+	}
 	return p, lib, err
 }
 
@@ -183,34 +203,37 @@ func (o *outcome) promises() {
 	require.LessOrEqual(t, p.Report.LiveBytes, p.Report.ArenaBytes)
 	require.LessOrEqual(t, p.Report.ArenaBytes, p.Report.BudgetBytes)
 	require.Equal(t, p.Exe.ArenaBytes, p.Report.PromisedPeakBytes)
-	require.Equal(t, plannedRuns(p), launchedRuns(p), "the program that runs is not the planned one")
+	want, got := plannedRuns(p), launchedRuns(p)
+	require.Len(t, got, len(want), "the program that runs is not the planned one")
+	for i := range want {
+		require.True(t, want[i] == got[i], "at %d the program runs %s, the plan %s", i, got[i].Loc, want[i].Loc)
+	}
 }
 
-// plannedRuns lists the ops of the planned step that have launches, in order.
-func plannedRuns(p *compile.Program) []string {
-	var out []string
+// plannedRuns lists the ops of the planned step that have code, in order.
+func plannedRuns(p *compile.Program) []*ir.Op {
+	var out []*ir.Op
 	for _, op := range p.Step.Func("step").Body.Ops {
 		if !lower.IsConstant(op) && !lower.IsView(op) && !empty(op) {
-			out = append(out, op.Loc.String())
+			out = append(out, op)
 		}
 	}
-	return slices.Compact(out)
+	return out
 }
 
 func empty(op *ir.Op) bool {
 	return len(op.Results) > 0 && !slices.ContainsFunc(op.Results, func(v *ir.Value) bool { return v.Type.Len() > 0 })
 }
 
-// launchedRuns lists the launches of the step that the driver runs, in order, by op. The copies at the end
-// that bring state to its place are no ops.
-func launchedRuns(p *compile.Program) []string {
-	var out []string
-	for _, in := range p.Exe.Step {
-		if in.Kind == exe.Launch && in.Layer != "state" {
-			out = append(out, in.Layer)
+// launchedRuns lists the ops whose code the step's program has, in order.
+func launchedRuns(p *compile.Program) []*ir.Op {
+	var out []*ir.Op
+	for _, r := range p.Runs {
+		if r.Sub == 0 {
+			out = append(out, r.IR)
 		}
 	}
-	return slices.Compact(out)
+	return out
 }
 
 const (
@@ -245,9 +268,17 @@ func (o *outcome) execute(s setup) steps {
 	if s.from != 0 {
 		require.NoError(t, i.SetStepNumber(s.from))
 	}
+	require.NoError(t, i.Count())
 	var out steps
 	for k := range s.steps {
 		out = append(out, o.step(i, int(s.from)+k))
+	}
+	counts, err := i.Counts()
+	require.NoError(t, err)
+	for k, op := range l.Description.Ops {
+		if op.Sub == 0 {
+			require.EqualValues(t, s.steps, counts[k], "runs of clone %d of %s", op.Clone, op.Name)
+		}
 	}
 	top := n + guard
 	for top > 0 && arena[top-1] == fill {

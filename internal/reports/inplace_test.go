@@ -178,7 +178,7 @@ func TestP046(t *testing.T) {
 		free := -1 // number of values that may be recomputed
 		for mask := 0; free < 0 || mask < 1<<min(free, 5); mask++ {
 			mod := grouped.Clone()
-			pr, err := remat.Build(mod.Func("step"), flat{})
+			pr, err := remat.Build(mod.Func("step"), flat{}, remat.Options{})
 			require.NoError(t, err)
 			forced := choose(pr, mask, &free)
 			plan, err := planner.Solve(context.Background(), pr.Problem, planner.Options{Steps: 200})

@@ -87,7 +87,7 @@ func TestP003(t *testing.T) {
 // (pytorch/pytorch#190758). Every budget gives the same bits or an error with the least budget, and no way
 // through the planner leads around what may not run twice.
 func TestP004(t *testing.T) {
-	m := mlp(t, 2, 32, 64, 0.5)
+	m := mlp(t, 4, 32, 64, 0.5)
 	all := run(t, m, setup{})
 	top := float64(all.p.Report.ArenaBytes)
 	_, err := compile.ParseBudget("0B")
@@ -218,7 +218,7 @@ func TestP009(t *testing.T) {
 // (microsoft/onnxruntime#19715). A clone has its original's id, two originals never share one, and the
 // verifier holds both.
 func TestP010(t *testing.T) {
-	m := mlp(t, 3, 32, 64, 0.5)
+	m := mlp(t, 4, 32, 64, 0.5)
 	ids := map[int64]bool{}
 	m.Module.Func("step").Body.Walk(func(op *ir.Op) {
 		if op.Name() == "dropout" {
@@ -226,7 +226,7 @@ func TestP010(t *testing.T) {
 			ids[op.Attrs.Int("rng")] = true
 		}
 	})
-	require.Len(t, ids, 3)
+	require.Len(t, ids, 4)
 	table := ops.Table()
 	random := func() (*ir.Module, *ir.Block, *ir.Op) {
 		mod := ir.NewModule("m")
@@ -266,7 +266,7 @@ func TestP010(t *testing.T) {
 // ask for a seed (pytorch/pytorch#162504). The program is such a graph: all that changes between replays is
 // the step number.
 func TestP013(t *testing.T) {
-	m := mlp(t, 2, 32, 64, 0.5)
+	m := mlp(t, 4, 32, 64, 0.5)
 	all := run(t, m, setup{})
 	least := run(t, m, smallest())
 	grads := map[string]bool{}
