@@ -153,8 +153,9 @@ func (g *convGen) plan() error {
 		g.wb = min(cols, most/g.nb)
 		g.rb = min(rows, max(1, convTilePixels/(g.wb*g.nb)))
 	}
-	// A few tiles for every thread, unless they get too small to be worth packing for.
-	for g.tiles() < 12 && g.nb*g.rb*g.wb > 48 {
+	// A few tiles for every thread, unless they get too small to be worth packing for; and three would
+	// leave two threads with a third of the time to wait.
+	for g.tiles() < 12 && g.nb*g.rb*g.wb > 48 || g.tiles() == 3 && g.nb*g.rb*g.wb > 24 {
 		switch {
 		case g.rb > 1:
 			g.rb = (g.rb + 1) / 2

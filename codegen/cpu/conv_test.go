@@ -175,8 +175,16 @@ func convCases() []*kern.Conv {
 		convDense(2, 5, 10, 130, 5, 3, 1, 1, 5),
 		convDense(1, 6, 12, 141, 6, 5, 2, 2, 3),
 		convDense(2, 7, 11, 70, 3, 4, 1, 2, 1),
+		// Channels of one register, long rows: one block, several with edges, a block that is not full, many edge
+		// blocks, a prime number of channels, groups.
+		convDense(2, 16, 9, 32, 16, 3, 1, 1, 1),
+		convDense(1, 5, 6, 200, 12, 5, 1, 2, 1),
+		convDense(2, 3, 4, 61, 16, 3, 1, 1, 1),
+		convDense(1, 2, 3, 400, 15, 3, 1, 150, 1),
+		convDense(1, 4, 5, 64, 13, 3, 1, 1, 1),
+		convDense(1, 6, 7, 131, 30, 3, 2, 1, 3),
 	}
-	for _, c := range []*kern.Conv{convDense(2, 5, 15, 16, 18, 3, 2, 1, 1), convDense(3, 20, 12, 12, 35, 3, 1, 1, 1), convDense(1, 2, 60, 60, 3, 4, 2, 1, 1)} {
+	for _, c := range []*kern.Conv{convDense(2, 16, 6, 35, 16, 3, 1, 1, 1), convDense(2, 5, 15, 16, 18, 3, 2, 1, 1), convDense(3, 20, 12, 12, 35, 3, 1, 1, 1), convDense(1, 2, 60, 60, 3, 4, 2, 1, 1)} {
 		cs = append(cs, convForInput(c), convForKernel(c))
 	}
 	for _, c := range []*kern.Conv{convDense(2, 21, 11, 13, 21, 3, 1, 1, 21), convDense(3, 9, 12, 30, 9, 4, 2, 1, 9), convDense(1, 16, 5, 9, 16, 7, 1, 3, 16), convDense(1, 9, 9, 9, 9, 15, 1, 7, 9), convDense(1, 9, 8, 20, 9, 5, 2, 2, 9)} {

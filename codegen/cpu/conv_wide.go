@@ -1,6 +1,8 @@
 package cpu
 
 import (
+	"fmt"
+
 	"github.com/llir/llvm/ir"
 	"github.com/llir/llvm/ir/constant"
 	"github.com/llir/llvm/ir/enum"
@@ -12,12 +14,15 @@ import (
 // lanes empty. Then lanes are neighbouring output columns instead, and the rows of a
 // micro-tile the channels. Nothing is packed. A column whose tap does not exist keeps its
 // accumulator by a mask; only blocks of columns at the edges pay for that.
-// A tile is (group, image, block of output rows).
+// The same form serves where the channels of a group fill one register only and rows are long: there it
+// takes a weight from memory for several registers of columns, not for one of channels.
+// A tile is (group, image, block of output rows, block of channels).
 
 // convWide is such a convolution.
 type convWide struct {
 	*convGen
 	regs int64 // registers of columns in a block
+	outs int64 // channels of a tile
 	rows int64 // output rows of a tile
 }
 
@@ -25,17 +30,29 @@ type convWide struct {
 // whether it can be.
 func (g *convGen) wide() (*convWide, bool) {
 	d := g.dim[2]
-	if g.og > g.w/2 || d.Out < 2*g.og || d.InDilation != 1 || d.Stride > 2 || d.Kernel > 8 || d.StrideIn != 1 || d.StrideOut != 1 {
+	if g.og > g.w || d.Out < 2*g.og || d.InDilation != 1 || d.Stride > 2 || d.Kernel > 8 || d.StrideIn != 1 || d.StrideOut != 1 {
 		return nil, false
 	}
-	s := &convWide{convGen: g, regs: min(g.w/g.og, 4, attentionCeil(d.Out, g.w))}
-	work := d.Out * g.kernelTaps() * g.InChannels * g.og // of an output row
+	s := &convWide{convGen: g, regs: min(max(2, g.w/g.og), 4, attentionCeil(d.Out, g.w)), outs: g.og}
+	if g.og > g.w/2 {
+		if s.regs = min(4, attentionCeil(d.Out, g.w)); s.regs < 2 || attentionCeil(d.Out, s.regs*g.w)*s.regs*g.w > d.Out*5/4 {
+			return nil, false
+		}
+		most := int64(16) // accumulators
+		if g.t == V3 {
+			most = 8
+		}
+		for s.outs*s.regs > most || g.og%s.outs != 0 {
+			s.outs--
+		}
+	}
+	work := d.Out * g.kernelTaps() * g.InChannels * s.outs // of an output row
 	s.rows = min(g.dim[0].Out*g.dim[1].Out, attentionCeil(1<<16, work))
 	return s, true
 }
 
 func (s *convWide) tiles() int64 {
-	return s.Groups * s.BatchGroups * s.Batch * attentionCeil(s.dim[0].Out*s.dim[1].Out, s.rows)
+	return s.Groups * s.BatchGroups * s.Batch * attentionCeil(s.dim[0].Out*s.dim[1].Out, s.rows) * (s.og / s.outs)
 }
 
 // inner is the range of blocks of columns in which every tap exists for every lane,
@@ -61,11 +78,14 @@ func (s *convWide) inner() (lo, hi int64) {
 //	void (in, ker, out, i64 w, i64 k0, i64 end0, i64 k1, i64 end1)
 //
 // in points to what column 0 would read by tap 0 of the last dimension and the first
-// taps of the others that exist; w is the first column.
-func (s *convWide) block(masked bool) *ir.Func {
+// taps of the others that exist; w is the first column, at ≥ 0 the only one that w ever is.
+func (s *convWide) block(masked bool, at int64) *ir.Func {
 	name := s.Name + "_inner"
 	if masked {
 		name = s.Name + "_edge"
+	}
+	if at >= 0 {
+		name += fmt.Sprint(at)
 	}
 	ps := []*ir.Param{ir.NewParam("in", attentionPtr()), ir.NewParam("ker", attentionPtr()), ir.NewParam("out", attentionPtr())}
 	ps[2].Attrs = append(ps[2].Attrs, enum.ParamAttrNoAlias)
@@ -73,7 +93,10 @@ func (s *convWide) block(masked bool) *ir.Func {
 		ps = append(ps, ir.NewParam(n, types.I64))
 	}
 	e := attentionFunc(s.m, s.t, name, true, ps...)
-	w, d := ps[3], s.dim[2]
+	w, d := value.Value(ps[3]), s.dim[2]
+	if at >= 0 {
+		w = attentionI(at)
+	}
 	lo, hi := [2]value.Value{ps[4], ps[6]}, [2]value.Value{ps[5], ps[7]}
 	first := e.at(ps[0], e.mulI(w, d.Stride)) // of lane 0
 	position := e.addI(e.mulI(w, d.Stride), -d.PadLo)
@@ -90,7 +113,7 @@ func (s *convWide) block(masked bool) *ir.Func {
 			lanes[k] = append(lanes[k], l)
 		}
 	}
-	zeros := make([]value.Value, s.og*s.regs)
+	zeros := make([]value.Value, s.outs*s.regs)
 	for i := range zeros {
 		zeros[i] = constant.NewZeroInitializer(e.vec(types.Float))
 	}
@@ -109,14 +132,14 @@ func (s *convWide) block(masked bool) *ir.Func {
 	taps := func(in, ker value.Value, acc []value.Value) []value.Value {
 		for k := range d.Kernel {
 			var weight []value.Value
-			for o := range s.og {
+			for o := range s.outs {
 				weight = append(weight, e.splat(e.load(e.atI(ker, o*s.KerOut+reach(2, d.Reverse, k))), e.w))
 			}
 			next := make([]value.Value, len(acc))
 			for v := range s.regs {
 				l := lanes[k][v]
 				x := s.load(e, e.atI(in, l.at), l)
-				for o := range s.og {
+				for o := range s.outs {
 					i := o*s.regs + v
 					next[i] = e.fma(x, weight[o], acc[i])
 					if masked {
@@ -162,7 +185,7 @@ func (s *convWide) block(masked bool) *ir.Func {
 			return out
 		})
 	}
-	for o := range s.og {
+	for o := range s.outs {
 		for v := range s.regs {
 			p := e.at(e.atI(ps[2], o*s.OutChannel+v*s.w), w)
 			x := acc[o*s.regs+v]
@@ -227,14 +250,35 @@ func (s *convWide) load(e *attentionFn, p value.Value, l convLanes) value.Value 
 	return e.shuffle(x[0], x[1], even)
 }
 
+// maxEdges is how many blocks at the edges have code of their own, in which their masks are constants.
+const maxEdges = 4
+
 // emit writes the kernel.
 func (s *convWide) emit() {
 	lo, hi := s.inner()
-	edge := s.block(true)
-	inner := edge
-	if lo < hi {
-		inner = s.block(false)
+	count := attentionCeil(s.dim[2].Out, s.regs*s.w)
+	if lo < 0 {
+		lo, hi = count, count
 	}
+	type span struct {
+		f      *ir.Func
+		lo, hi int64 // blocks
+	}
+	var spans []span
+	edges := func(lo, hi int64) {
+		if hi-lo > maxEdges {
+			spans = append(spans, span{s.block(true, -1), lo, hi})
+			return
+		}
+		for b := lo; b < hi; b++ {
+			spans = append(spans, span{s.block(true, b*s.regs*s.w), b, b + 1})
+		}
+	}
+	edges(0, lo)
+	if lo < hi {
+		spans = append(spans, span{s.block(false, -1), lo, hi})
+	}
+	edges(hi, count)
 	ps := []*ir.Param{ir.NewParam("args", attentionPtr()), ir.NewParam("lo", types.I64), ir.NewParam("hi", types.I64), ir.NewParam("scratch", attentionPtr())}
 	e := attentionFunc(s.m, s.t, s.Name, false, ps...)
 	arg := make([]value.Value, 3)
@@ -245,12 +289,14 @@ func (s *convWide) emit() {
 	}
 	all := s.dim[0].Out * s.dim[1].Out
 	e.each(ps[1], ps[2], 1, func(tile value.Value) {
-		blocks := attentionCeil(all, s.rows)
+		parts, blocks := s.og/s.outs, attentionCeil(all, s.rows)
+		part := e.mulI(e.remI(tile, parts), s.outs)
+		tile = e.divI(tile, parts)
 		q0 := e.mulI(e.remI(tile, blocks), s.rows)
 		q1 := e.min(e.addI(q0, s.rows), attentionI(all))
 		tile = e.divI(tile, blocks)
 		n, group := e.remI(tile, s.Batch), e.divI(tile, s.Batch)
-		o := e.mulI(group, s.og)
+		o := e.add(e.mulI(group, s.og), part)
 		in := e.at(arg[0], e.addI(e.add(e.mulI(n, s.InBatch), e.mulI(group, s.groupIn())), -s.dim[2].PadLo))
 		ker := e.at(arg[1], e.mulI(o, s.KerOut))
 		out := e.at(arg[2], e.add(e.mulI(n, s.OutBatch), e.mulI(o, s.OutChannel)))
@@ -259,23 +305,11 @@ func (s *convWide) emit() {
 			d0, d1 := s.at(e, 0, p0), s.at(e, 1, p1)
 			from := e.at(in, e.add(d0.offset, d1.offset))
 			to := e.at(out, e.add(e.mulI(p0, s.dim[0].StrideOut), e.mulI(p1, s.dim[1].StrideOut)))
-			run := func(f *ir.Func, lo, hi int64) {
-				size := s.regs * s.w
-				e.each(attentionI(lo*size), attentionI(hi*size), size, func(w value.Value) {
-					e.b.NewCall(f, from, ker, to, w, d0.first, d0.end, d1.first, d1.end)
+			size := s.regs * s.w
+			for _, x := range spans {
+				e.each(attentionI(x.lo*size), attentionI(x.hi*size), size, func(w value.Value) {
+					e.b.NewCall(x.f, from, ker, to, w, d0.first, d0.end, d1.first, d1.end)
 				})
-			}
-			count := attentionCeil(s.dim[2].Out, s.regs*s.w)
-			if lo >= hi {
-				run(edge, 0, count)
-				return
-			}
-			if lo > 0 {
-				run(edge, 0, lo)
-			}
-			run(inner, lo, hi)
-			if hi < count {
-				run(edge, hi, count)
 			}
 		})
 	})
