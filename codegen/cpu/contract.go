@@ -15,8 +15,8 @@ import (
 )
 
 // EmitContract adds a kernel for c to m under the given symbol and tells how to launch
-// it. Its arguments are A, B, then C where c has no epilogue, then c.Params. An empty C
-// needs no launch. The error says what has no packed kernel: integer contractions are
+// it. Its arguments are A and B, where no prologue computes them, then C where c has no epilogue,
+// then c.Params. An empty C needs no launch. The error says what has no packed kernel: integer contractions are
 // loops in kern.
 //
 // The scheme is that of Goto and van de Geijn, "Anatomy of High-Performance Matrix
@@ -60,7 +60,8 @@ type contractEmitter struct {
 	m *ir.Module
 
 	lo, hi       value.Value   // the range of tiles
-	ptrs         []value.Value // A, B, then C or Params
+	ptrs         []value.Value // A, B, C, as far as they are arguments, then Params
+	out          int           // the first of C and Params
 	areaA, areaB value.Value   // packed blocks
 	block        value.Value   // partial block of C, when not direct
 	tabs         [2]value.Value
@@ -88,13 +89,14 @@ func (k *contractEmitter) emit(symbol string, ids []uint32) (*ir.Func, error) {
 	k.lo, k.hi = lo, hi
 	params := k.c.Params
 	k.epilogue = k.c.Epilogue
-	switch {
-	case k.direct:
-		params = []kern.Param{{}}
-	case k.epilogue == nil:
-		k.epilogue, params = contractStore(k.c)
+	k.out = k.c.Buffers()
+	if k.epilogue == nil {
+		k.out--
+		if !k.direct {
+			k.epilogue, params = contractStore(k.c)
+		}
 	}
-	for i := range 2 + len(params) {
+	for i := range k.c.Buffers() + len(k.c.Params) {
 		k.ptrs = append(k.ptrs, k.load(i8p, k.gep(i8p, args, contractInt(int64(i))), 8))
 	}
 	at := int64(0)
@@ -115,6 +117,9 @@ func (k *contractEmitter) emit(symbol string, ids []uint32) (*ir.Func, error) {
 		if o.path == contractPathT {
 			k.tabs[i] = area(k.kc*8, types.I64)
 		}
+		if o.pro != nil {
+			o.stage = area(o.stageRows*o.stageLd*o.dt.Size(), types.I8)
+		}
 	}
 	k.block = area(0, k.form.acc())
 	if k.a.kind == contractSwapped {
@@ -124,11 +129,19 @@ func (k *contractEmitter) emit(symbol string, ids []uint32) (*ir.Func, error) {
 		k.store(k.cur.NewOr(k.load(types.I32, k.strict, 4), constant.NewInt(types.I32, 0x8040)), k.flush, 4)
 	}
 	entry := k.cur
-	if !k.direct {
+	if !k.direct || k.a.pro != nil || k.b.pro != nil {
 		k.cur = k.contractB.block("start")
 		entry.NewBr(k.cur)
-		k.epi = EpilogueFunc(k.m, k.f, entry, k.cur, params, k.ptrs[2:], scratch, k.bytes, k.t)
+	}
+	if !k.direct {
+		k.epi = EpilogueFunc(k.m, k.f, entry, k.cur, params, k.ptrs[k.out:k.out+len(params)], scratch, k.bytes, k.t)
 		k.epi.RandomIDs = random
+	}
+	for i, o := range []*contractOperand{&k.a, &k.b} {
+		if o.pro != nil {
+			k.prologueFunc(o, [...]int64{k.rows.Size, k.cols.Size}[i], scratch)
+			o.emit.RandomIDs = random
+		}
 	}
 	none := contractInt(-1)
 	run := func(kb value.Value) {
@@ -259,7 +272,13 @@ func (k *contractEmitter) tile(t, kb, curA, curB value.Value) []value.Value {
 	x := k.place(t)
 	needA := k.cur.NewICmp(enum.IPredNE, x.idA, curA)
 	needB := k.cur.NewICmp(enum.IPredNE, x.idB, curB)
-	srcA, srcB := k.source(&k.a, x.offA, x.row0), k.source(&k.b, x.offB, x.col0)
+	var srcA, srcB value.Value
+	if k.a.pro == nil {
+		srcA = k.source(&k.a, x.offA, x.row0)
+	}
+	if k.b.pro == nil {
+		srcB = k.source(&k.b, x.offB, x.col0)
+	}
 
 	step := func(kb value.Value) {
 		k0 := k.times(kb, k.kc)
@@ -272,6 +291,10 @@ func (k *contractEmitter) tile(t, kb, curA, curB value.Value) []value.Value {
 			b = k.gep(k.form.elem(), b, k.times(kb, k.slotB))
 		}
 		packA := func() {
+			if k.a.pro != nil {
+				k.packComputedA(x, a, k0, kc)
+				return
+			}
 			// Tall panels first, then short ones.
 			nTall := k.sub(k.min(x.p1, contractInt(k.tall)), x.p0)
 			if k.tall > 0 {
@@ -288,6 +311,10 @@ func (k *contractEmitter) tile(t, kb, curA, curB value.Value) []value.Value {
 			})
 		}
 		packB := func() {
+			if k.b.pro != nil {
+				k.packComputed(1, &k.b, b, x.batch, x.col0, k0, kc, contractInt(k.lanes), k.sub(x.col1, x.col0), k.psB)
+				return
+			}
 			k.pack(1, &k.b, b, srcB, k0, kc, contractInt(k.lanes), k.sub(x.col1, x.col0), k.psB)
 		}
 		if k.keepA || k.kOuter {
@@ -374,6 +401,9 @@ func (k *contractEmitter) upcoming(t, kb value.Value, x *contractTile, needA, ne
 			will = k.cur.NewSelect(same, c.need, k.cur.NewICmp(enum.IPredNE, c.id, c.next))
 		}
 		will = k.cur.NewAnd(will, has)
+		if c.o.pro != nil {
+			continue // there is no memory to ask for
+		}
 		n := contractNext{o: c.o}
 		width, size := k.sub(c.end, c.at), contractInt(c.o.dt.Size())
 		ks := int64(1)
@@ -502,7 +532,7 @@ func (k *contractEmitter) macro(kb, kc, a, b value.Value, x *contractTile, next 
 	panelC := func(p value.Value) value.Value {
 		switch row := k.rowOf(p); {
 		case k.direct:
-			return k.gep(at, k.cast(k.ptrs[2], at), k.add(x.offC, k.add(k.times(row, ldc), x.col0)))
+			return k.gep(at, k.cast(k.ptrs[k.out], at), k.add(x.offC, k.add(k.times(row, ldc), x.col0)))
 		case k.wholeBlock():
 			return k.gep(at, k.block, k.times(k.sub(row, x.row0), ldc))
 		}

@@ -13,7 +13,7 @@ const contractScratch = ScratchBytes - 96<<10
 
 // contractOperand is one side of the product as the packing sees it.
 type contractOperand struct {
-	arg   int // kernel argument
+	arg   int // kernel argument, where it has no prologue
 	dt    dtype.Type
 	w     int64   // stride along its own axis (rows of A, columns of B)
 	k     []int64 // strides along the K axes
@@ -21,6 +21,7 @@ type contractOperand struct {
 	kind  contractKind
 	path  contractPath
 	width int // panel width in elements
+	contractStaged
 }
 
 // contractPlan is every decision of a contraction that follows from its shape.
@@ -109,6 +110,10 @@ func contractMakePlan(c *kern.Contract, t Target) (*contractPlan, error) {
 	}
 	a := contractOperand{arg: 0, dt: c.A, w: c.M.StrideA, kind: kind}
 	b := contractOperand{arg: 1, dt: c.B, w: c.N.StrideB, kind: kind}
+	a.pro, b.pro = c.ProA, c.ProB
+	if a.pro != nil {
+		b.arg = 0
+	}
 	for _, ax := range c.K {
 		a.k = append(a.k, ax.StrideA)
 		b.k = append(b.k, ax.StrideB)
@@ -155,6 +160,12 @@ func contractSwapPays(m, n, lanes int64) bool {
 
 // packPath picks the packing routine for an operand's strides.
 func (p *contractPlan) packPath(o *contractOperand) contractPath {
+	switch {
+	case o.pro != nil && o.pro.AlongK:
+		return contractPathK
+	case o.pro != nil:
+		return contractPathW
+	}
 	last := int64(1)
 	if len(o.k) > 0 {
 		last = o.k[len(o.k)-1]
@@ -224,10 +235,17 @@ func (p *contractPlan) candidates(visit func(*contractPlan)) {
 	if p.canStream() && p.streams(unit, units, visit) {
 		return
 	}
+	// Strips of a prologue along the chain begin at multiples of kern.Lanes.
+	quantum := int64(4)
+	for _, o := range []contractOperand{p.a, p.b} {
+		if o.pro != nil && o.pro.AlongK && p.k > kern.Lanes {
+			quantum = kern.Lanes
+		}
+	}
 	lastKC := int64(0)
 	for _, target := range []int64{1536, 1024, 768, 640, 512, 384, 320, 256, 192} {
 		nk := max(1, contractCeilDiv(p.k, target))
-		kc := contractRoundUp(contractCeilDiv(max(1, p.k), nk), 4)
+		kc := contractRoundUp(contractCeilDiv(max(1, p.k), nk), quantum)
 		nk = max(1, contractCeilDiv(p.k, kc))
 		if kc == lastKC {
 			continue
@@ -265,7 +283,7 @@ func (p *contractPlan) candidates(visit func(*contractPlan)) {
 // canStream tells whether B can be read in place and is used too little to be packed.
 func (p *contractPlan) canStream() bool {
 	same := p.b.dt == dtype.F32 && p.form == contractF32 || p.b.dt == dtype.F64 && p.form == contractF64
-	return same && p.b.path == contractPathW && len(p.b.k) == 1 && p.panels <= 2
+	return same && p.b.pro == nil && p.b.path == contractPathW && len(p.b.k) == 1 && p.panels <= 2
 }
 
 // streams visits the plans that read B in place; false: none fits.
@@ -351,6 +369,7 @@ func (p *contractPlan) layout(unit int64) {
 			p.bytes += p.kc * 8
 		}
 	}
+	p.bytes += p.stageBytes(maxPanels*p.hHi(), maxVecs*p.lanes)
 }
 
 // estimate is the modelled time in cycles, averaged over one, two and three threads
@@ -395,16 +414,7 @@ func (p *contractPlan) estimate(unit int64) float64 {
 		}
 		over += bt * m * n * size * passes * per
 	}
-	// How often each operand is packed; whole: every thread packs all of it.
-	timesA, timesB := float64(p.tilesN), float64(p.tilesM)
-	wholeA := (p.keepA || p.kOuter || p.nk == 1) && p.tilesM == 1
-	wholeB := (p.keepB || p.kOuter || p.nk == 1) && p.tilesN == 1
-	if wholeA || (p.keepA || p.kOuter) && !p.colsOuter {
-		timesA = 1
-	}
-	if wholeB || (p.keepB || p.kOuter) && p.colsOuter {
-		timesB = 1
-	}
+	timesA, timesB, wholeA, wholeB := p.packings()
 	// How many tiles in a row use a packed block.
 	reuseA, reuseB := int64(1), int64(1)
 	if !p.colsOuter || wholeA {
@@ -413,8 +423,8 @@ func (p *contractPlan) estimate(unit int64) float64 {
 	if p.colsOuter || wholeB {
 		reuseB = p.tilesM
 	}
-	packA := bt * contractPackCost(p.a, m*k, timesA, reuseA)
-	packB := bt * contractPackCost(p.b, n*k, timesB, reuseB)
+	packA := bt * p.packCost(p.a, m*k, timesA, reuseA)
+	packB := bt * p.packCost(p.b, n*k, timesB, reuseB)
 	if p.stream {
 		packB = 0
 		if n/float64(p.tilesN)*k*size > 512<<10 && p.panels > 1 {
@@ -438,10 +448,24 @@ func (p *contractPlan) estimate(unit int64) float64 {
 	return total / 3
 }
 
-// contractPackCost is the cycles of packing an operand of elems elements a number of
+// packings is how often each operand is packed; whole: every thread packs all of it.
+func (p *contractPlan) packings() (timesA, timesB float64, wholeA, wholeB bool) {
+	timesA, timesB = float64(p.tilesN), float64(p.tilesM)
+	wholeA = (p.keepA || p.kOuter || p.nk == 1) && p.tilesM == 1
+	wholeB = (p.keepB || p.kOuter || p.nk == 1) && p.tilesN == 1
+	if wholeA || (p.keepA || p.kOuter) && !p.colsOuter {
+		timesA = 1
+	}
+	if wholeB || (p.keepB || p.kOuter) && p.colsOuter {
+		timesB = 1
+	}
+	return timesA, timesB, wholeA, wholeB
+}
+
+// packCost is the cycles of packing an operand of elems elements a number of
 // times. The source has been asked for by the tile before; where many tiles use one
 // block, that one tile is too short for it.
-func contractPackCost(o contractOperand, elems, times float64, reuse int64) float64 {
+func (p *contractPlan) packCost(o contractOperand, elems, times float64, reuse int64) float64 {
 	per := 0.4
 	if elems*float64(o.dt.Size()) > 512<<10 {
 		per = 0.5
@@ -454,6 +478,9 @@ func contractPackCost(o contractOperand, elems, times float64, reuse int64) floa
 		per += 1.5
 	case contractPathT:
 		per += 4
+	}
+	if o.pro != nil {
+		per += contractProCycles(o.pro, p.t)
 	}
 	return elems * per * times
 }

@@ -101,21 +101,13 @@ func (u *Unit) Kernel(k *kern.Kernel) (Launch, error) {
 	return l, nil
 }
 
-// Contract adds a contraction. Like kernels, contractions whose epilogues differ in the ids of
-// random ops only share their code.
+// Contract adds a contraction. Like kernels, contractions that differ in the ids of random ops only
+// share their code.
 func (u *Unit) Contract(c *kern.Contract) ([]Launch, error) {
-	plain := *c
-	plain.Name, plain.Epilogue, plain.Params = "", nil, nil
-	shape := fmt.Sprintf("contract %+v\n", plain)
-	var ids []uint32
-	if c.Epilogue != nil {
-		if err := kern.CheckEpilogue(c.Epilogue, c.Params); err != nil {
-			return nil, err
-		}
-		var text string
-		text, ids = c.Epilogue.Shape(c.Params)
-		shape += text
+	if err := kern.CheckContract(c); err != nil {
+		return nil, err
 	}
+	shape, ids := c.Shape()
 	return u.family("contract", c.Name, shape, ids, moduleWeight/4, func(m *ir.Module, symbol string) (*ir.Func, int64, error) {
 		return emitContract(m, c, u.target, symbol, ids)
 	})

@@ -37,7 +37,7 @@ func TestEpilogueEqualsStrip(t *testing.T) {
 		kern.Let(u, kern.Random(kern.LoadKey(key), 9, kern.Mul(get(e.M), i64(scalar.RowBlocks(n))), get(e.N))),
 		y.Set(kern.Add(kern.Mul(get(e.M), i64(n)), get(e.N)), kern.Convert(kern.Select(kern.Kept(get(u), 0.3), get(v), kern.F32(0)), dtype.BF16)),
 	}
-	require.NoError(t, kern.CheckEpilogue(e, params))
+	require.NoError(t, kern.CheckContract(&kern.Contract{Epilogue: e, Params: params}))
 
 	// The same as a kernel: the accumulators are one more parameter.
 	k := &kern.Kernel{Name: "epilogue", Tiles: rows, Tile: e.M, Params: append(params[:3:3], kern.Param{Name: "acc", DType: dtype.F32, Len: rows * n})}

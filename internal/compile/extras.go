@@ -135,13 +135,7 @@ func kernText(l lower.Launch) string {
 	case l.Kern != nil:
 		return "// " + l.Kern.Name + "\n" + l.Kern.Text()
 	case l.Contract != nil:
-		plain := *l.Contract
-		plain.Epilogue = nil
-		s := fmt.Sprintf("// %s\ncontract %+v\n", l.Contract.Name, plain)
-		if l.Contract.Epilogue != nil {
-			s += l.Contract.Epilogue.Text(l.Contract.Params)
-		}
-		return s
+		return "// " + l.Contract.Name + "\n" + l.Contract.Text()
 	}
 	if l.Conv != nil {
 		return fmt.Sprintf("// %s\nconv %+v\n", l.Conv.Name, *l.Conv)

@@ -157,9 +157,11 @@ func launchParams(l lower.Launch) []bool {
 		for i := range l.Kern.Params {
 			w[i] = l.Kern.Params[i].Writes
 		}
-	case l.Contract != nil && l.Contract.Epilogue != nil:
+	case l.Contract != nil:
+		n := l.Contract.Buffers()
+		w[n-1] = l.Contract.Epilogue == nil
 		for i := range l.Contract.Params {
-			w[2+i] = l.Contract.Params[i].Writes
+			w[n+i] = l.Contract.Params[i].Writes
 		}
 	default:
 		for i, r := range l.Args {

@@ -232,7 +232,7 @@ func apart(l lower.Launch, args []exe.Arg) error {
 			}
 			onto := a.Offset == b.Offset && a.Bytes == b.Bytes && !b.Write
 			if l.Contract != nil {
-				onto = onto && j >= 2
+				onto = onto && j >= l.Contract.Buffers()
 			} else {
 				onto = onto && l.Kern != nil
 			}
@@ -275,13 +275,27 @@ func flat(axes []kern.Axis, stride func(a kern.Axis) int64) []int64 {
 
 // contract computes every chain, then stores it or runs the epilogue on it.
 func contract(c *kern.Contract, bufs [][]byte) error {
+	if err := kern.CheckContract(c); err != nil {
+		return err
+	}
 	sa := func(a kern.Axis) int64 { return a.StrideA }
 	sb := func(a kern.Axis) int64 { return a.StrideB }
 	sc := func(a kern.Axis) int64 { return a.StrideC }
 	outer := append(append([]kern.Axis{}, c.Batch...), c.M, c.N)
 	pa, pb, pc := flat(outer, sa), flat(outer, sb), flat(outer, sc)
 	ka, kb := flat(c.K, sa), flat(c.K, sb)
-	a, b := bufs[0], bufs[1]
+	operands, rest := [2][]byte{}, bufs
+	for side, pro := range []*kern.Prologue{c.ProA, c.ProB} {
+		if pro != nil {
+			var err error
+			if operands[side], err = c.Operand(side, bufs[c.Buffers():]); err != nil {
+				return err
+			}
+			continue
+		}
+		operands[side], rest = rest[0], rest[1:]
+	}
+	a, b := operands[0], operands[1]
 	acc := tensor.New(c.Acc, int64(len(pa)))
 	for i := range pa {
 		switch {
@@ -312,7 +326,7 @@ func contract(c *kern.Contract, bufs [][]byte) error {
 	}
 	if c.Epilogue == nil {
 		for i := range pa {
-			b := bufs[2][pc[i]*c.Out.Size():]
+			b := rest[0][pc[i]*c.Out.Size():]
 			switch c.Out {
 			case dtype.F64:
 				binary.LittleEndian.PutUint64(b, acc.Bits(int64(i)))
@@ -326,9 +340,6 @@ func contract(c *kern.Contract, bufs [][]byte) error {
 		}
 		return nil
 	}
-	if err := kern.CheckEpilogue(c.Epilogue, c.Params); err != nil {
-		return err
-	}
 	// The epilogue as a kernel whose last parameter holds the chains.
 	e := c.Epilogue
 	batch := int64(1)
@@ -341,7 +352,7 @@ func contract(c *kern.Contract, bufs [][]byte) error {
 	body := append([]kern.Stmt{kern.Let(e.Acc, chains.At(at))}, e.Body...)
 	k := &kern.Kernel{Name: c.Name, Params: params, Tiles: 1, Tile: kern.NewVar("tile", dtype.I64),
 		Body: []kern.Stmt{kern.Range(e.Batch, kern.I64(batch), kern.Range(e.M, kern.I64(c.M.Size), kern.Lane(e.N, kern.I64(c.N.Size), body...)))}}
-	return kern.Run(k, append(append([][]byte{}, bufs[2:]...), acc.Data), 0, 1)
+	return kern.Run(k, append(append([][]byte{}, rest...), acc.Data), 0, 1)
 }
 
 func element(b []byte, t dtype.Type, i int64) float64 {

@@ -136,7 +136,7 @@ func opArity(op Op) (n int, ok bool) {
 // every path, per-lane values where a uniform one is needed, statements that may
 // not stand inside a strip.
 func Check(k *Kernel) error {
-	c := &checker{params: k.Params, defined: map[*Var]bool{}, lane: map[*Var]bool{}, seen: map[*Expr]bool{}}
+	c := newChecker(k.Params)
 	fail := func(err error) error { return fmt.Errorf("kernel %q: %w", k.Name, err) }
 	if k.Tiles < 0 || k.Tile == nil || k.Tile.DType != dtype.I64 {
 		return fail(errors.New("want a tile variable of type i64 and a count ≥ 0"))
@@ -153,21 +153,80 @@ func Check(k *Kernel) error {
 	return nil
 }
 
-// CheckEpilogue is Check for the body of an epilogue: a strip body over e.N.
-func CheckEpilogue(e *Epilogue, params []Param) error {
+// CheckContract is Check for what a contraction computes before and after its chains: the body of
+// the epilogue, a strip body over e.N, and those of prologues, whose last parameter is the block.
+func CheckContract(c *Contract) error {
+	if e := c.Epilogue; e != nil {
+		ch := newChecker(c.Params, e.Batch, e.M)
+		ch.strip = &Strip{Var: e.N}
+		ch.defined[e.N], ch.lane[e.N] = true, true
+		ch.defined[e.Acc], ch.lane[e.Acc] = true, true
+		if err := ch.body(e.Body); err != nil {
+			return fmt.Errorf("epilogue: %w", err)
+		}
+	}
+	for i, p := range []*Prologue{c.ProA, c.ProB} {
+		if p == nil {
+			continue
+		}
+		t := [...]dtype.Type{c.A, c.B}[i]
+		ch := newChecker(append(append([]Param{}, c.Params...), Param{Name: "block", DType: t, Writes: true}), p.Batch, p.Lo, p.Hi, p.Base, p.N, p.Ld)
+		if err := ch.body(p.Body); err != nil {
+			return fmt.Errorf("prologue of %s: %w", "AB"[i:i+1], err)
+		}
+		for j := range c.Params {
+			if stores(p.Body, j) {
+				return fmt.Errorf("prologue of %s: it writes parameter %q, and may run any number of times", "AB"[i:i+1], c.Params[j].Name)
+			}
+		}
+		if stores(p.Body, -1) {
+			return fmt.Errorf("prologue of %s: it has a local array", "AB"[i:i+1])
+		}
+	}
+	return nil
+}
+
+// stores tells whether statements write a parameter; -1: a local array.
+func stores(stmts []Stmt, param int) bool {
+	for _, s := range stmts {
+		switch s := s.(type) {
+		case *Store:
+			if s.Param == param {
+				return true
+			}
+		case *StoreLocal:
+			if param < 0 {
+				return true
+			}
+		case *For:
+			if stores(s.Body, param) {
+				return true
+			}
+		case *While:
+			if stores(s.Pre, param) || stores(s.Body, param) {
+				return true
+			}
+		case *If:
+			if stores(s.Then, param) || stores(s.Else, param) {
+				return true
+			}
+		case *Strip:
+			if stores(s.Body, param) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func newChecker(params []Param, defined ...*Var) *checker {
 	c := &checker{params: params, defined: map[*Var]bool{}, lane: map[*Var]bool{}, seen: map[*Expr]bool{}}
-	for _, v := range []*Var{e.Batch, e.M} {
+	for _, v := range defined {
 		if v != nil {
 			c.defined[v] = true
 		}
 	}
-	c.strip = &Strip{Var: e.N}
-	c.defined[e.N], c.lane[e.N] = true, true
-	c.defined[e.Acc], c.lane[e.Acc] = true, true
-	if err := c.body(e.Body); err != nil {
-		return fmt.Errorf("epilogue: %w", err)
-	}
-	return nil
+	return c
 }
 
 type checker struct {

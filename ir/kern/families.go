@@ -24,10 +24,42 @@ type Contract struct {
 	K             []Axis
 	LenA, LenB    int64 // elements of the operand buffers
 	LenC          int64
+	ProA, ProB    *Prologue // what computes an operand while it is read; the operand is then no argument
 	Epilogue      *Epilogue
-	Params        []Param // extra parameters that the epilogue reads and writes, after A, B (and C when Epilogue is nil)
+	Params        []Param // what prologues and epilogue read and write, after A, B (and C when Epilogue is nil)
 	EpilogueFlops int64
 }
+
+// Buffers is the number of arguments before those of Params: A and B where no prologue computes
+// them, and C where no epilogue stores it.
+func (c *Contract) Buffers() int {
+	n := 0
+	for _, absent := range []bool{c.ProA != nil, c.ProB != nil, c.Epilogue != nil} {
+		if !absent {
+			n++
+		}
+	}
+	return n
+}
+
+// Prologue computes a block of an operand of a contraction, which is packed at once and so never
+// lies in memory as a whole. It fills rows Lo ≤ r < Hi of the operand's outer axis and columns
+// 64·Base ≤ c < 64·Base + N of its inner one: element (r, c) goes to (r−Lo)·Ld + c−64·Base of one
+// more parameter, number len(Params), of the operand's type. Along the chain the axis is its flat
+// position (the last K axis fastest), along the other one m or n. Every element is rounded to the
+// operand's type, so that it has the bits that it would have in memory.
+type Prologue struct {
+	Batch  *Var // i64, flat batch index, the last batch axis fastest
+	Lo, Hi *Var // i64
+	Base   *Var // i64
+	N, Ld  *Var // i64
+	AlongK bool // the inner axis is the chain; else the outer one is
+	Body   []Stmt
+	Flops  int64 // operations of one element, for estimates: costly ones count as Costly
+}
+
+// Costly is what a division, a root or a random draw counts among operations of 1.
+const Costly = 8
 
 // Epilogue is run for every element of C once its chain is complete, a row (fixed
 // batch and m) at a time in blocks of n that start at multiples of Lanes. Kernel

@@ -264,3 +264,61 @@ func (k RedKind) Start(t dtype.Type) uint64 {
 	}
 	return 0
 }
+
+// Operand interprets the prologue of operand side (0: A, 1: B) of a contraction and gives the
+// operand as it would lie in memory. bufs are those of c.Params. The contraction has passed
+// CheckContract.
+func (c *Contract) Operand(side int, bufs [][]byte) ([]byte, error) {
+	p, t, n, own := c.ProA, c.A, c.LenA, c.M
+	stride := func(a Axis) int64 { return a.StrideA }
+	if side == 1 {
+		p, t, n, own = c.ProB, c.B, c.LenB, c.N
+		stride = func(a Axis) int64 { return a.StrideB }
+	}
+	// walk lists the offsets of axes, the last fastest.
+	walk := func(axes ...Axis) []int64 {
+		at := []int64{0}
+		for _, a := range axes {
+			var next []int64
+			for _, o := range at {
+				for i := range a.Size {
+					next = append(next, o+i*stride(a))
+				}
+			}
+			at = next
+		}
+		return at
+	}
+	rows, cols := walk(own), walk(c.K...)
+	if !p.AlongK {
+		rows, cols = cols, rows
+	}
+	const height, width = 5, 2 * Lanes
+	block := make([]byte, height*width*t.Size())
+	params := append(append([]Param{}, c.Params...), Param{Name: "block", DType: t, Len: height * width, Writes: true})
+	out := make([]byte, n*t.Size())
+	for batch, off := range walk(c.Batch...) {
+		for r := int64(0); r < int64(len(rows)); r += height {
+			for base := int64(0); base < int64(len(cols)); base += width {
+				h, w := min(height, int64(len(rows))-r), min(width, int64(len(cols))-base)
+				k := &Kernel{Name: c.Name, Params: params, Tiles: 1, Tile: NewVar("tile", dtype.I64)}
+				for _, x := range []struct {
+					v *Var
+					x int64
+				}{{p.Batch, int64(batch)}, {p.Lo, r}, {p.Hi, r + h}, {p.Base, base / Lanes}, {p.N, w}, {p.Ld, width}} {
+					k.Body = append(k.Body, Let(x.v, I64(x.x)))
+				}
+				k.Body = append(k.Body, p.Body...)
+				if err := Run(k, append(append([][]byte{}, bufs...), block), 0, 1); err != nil {
+					return nil, err
+				}
+				for i := range h {
+					for j := range w {
+						store(out, t, off+rows[r+i]+cols[base+j], load(block, t, i*width+j))
+					}
+				}
+			}
+		}
+	}
+	return out, nil
+}

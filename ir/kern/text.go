@@ -42,30 +42,51 @@ func (k *Kernel) text(p *printer) string {
 	return p.buf.String()
 }
 
-// Text prints an epilogue in the same form.
-func (e *Epilogue) Text(params []Param) string {
-	return e.text(&printer{vars: map[*Var]int{}, locals: map[*Local]int{}}, params)
+// Text prints a contraction: its sizes, then what is computed before and after it.
+func (c *Contract) Text() string {
+	return c.text(&printer{vars: map[*Var]int{}, locals: map[*Local]int{}})
 }
 
 // Shape is Text with the ids of random ops left out, and these, as for kernels.
-func (e *Epilogue) Shape(params []Param) (text string, ids []uint32) {
+func (c *Contract) Shape() (text string, ids []uint32) {
 	p := &printer{vars: map[*Var]int{}, locals: map[*Local]int{}, shape: true}
-	text = e.text(p, params)
+	text = c.text(p)
 	return text, p.ids
 }
 
-func (e *Epilogue) text(p *printer, params []Param) string {
-	p.line("epilogue {")
+func (c *Contract) text(p *printer) string {
+	p.line("contract %v × %v in %v to %v batch=%v m=%v n=%v k=%v len=%d,%d,%d {", c.A, c.B, c.Acc, c.Out, c.Batch, c.M, c.N, c.K, c.LenA, c.LenB, c.LenC)
 	p.depth++
-	for i, q := range params {
-		p.line("p%d: %v[%d] %v", i, q.DType, q.Len, q.Writes)
+	for i, q := range c.Params {
+		mode := "in"
+		if q.Writes {
+			mode = "out"
+		}
+		p.line("p%d: %s %v[%d]", i, mode, q.DType, q.Len)
 	}
-	for _, v := range []*Var{e.Batch, e.M, e.N, e.Acc} {
-		if v != nil {
-			p.line("arg %s", p.variable(v))
+	part := func(head string, args []*Var, body []Stmt) {
+		for i, v := range args {
+			if i == 0 {
+				head += "("
+			} else {
+				head += ", "
+			}
+			head += p.variable(v)
+		}
+		p.block(head+")", body)
+	}
+	for i, pro := range []*Prologue{c.ProA, c.ProB} {
+		if pro != nil {
+			along := "mn"[i : i+1]
+			if pro.AlongK {
+				along = "k"
+			}
+			part(fmt.Sprintf("prologue %s along %s ", "ab"[i:i+1], along), []*Var{pro.Batch, pro.Lo, pro.Hi, pro.Base, pro.N, pro.Ld}, pro.Body)
 		}
 	}
-	p.body(e.Body)
+	if e := c.Epilogue; e != nil {
+		part("epilogue ", []*Var{e.Batch, e.M, e.N, e.Acc}, e.Body)
+	}
 	p.depth--
 	p.line("}")
 	return p.buf.String()
