@@ -425,8 +425,8 @@ func TestVerifierRefuses(t *testing.T) {
 		require.Error(t, err, c.label)
 		require.Contains(t, err.Error(), "("+c.label+")")
 	}
-	// A derivative, and a turn of a loop that was unrolled, share their original's random op id.
-	for _, prov := range []string{"vjp", "inline", "unroll"} {
+	// A derivative, a turn of a loop that was unrolled and an op in a reader share their original's random op id.
+	for _, prov := range []string{"vjp", "inline", "unroll", "fuse"} {
 		m, err := ir.Parse(ops.Table(), "good.ir", good)
 		require.NoError(t, err)
 		e := m.Funcs[0].Body.Ops[5]

@@ -21,7 +21,7 @@ import (
 //	V6 a clone has the op, the attributes and the result types of its original, which stands before it in
 //	   the same block and is no clone itself; an op with an effect has no clone, but for collectives of layers
 //	   in the module's recompute_allowed
-//	V7 no two originals share a random op id, unless the later is a derivative, or a turn of an unrolled loop
+//	V7 no two originals share a random op id, unless the later is a derivative, a turn of an unrolled loop, or fused into a reader
 func Verify(m *Module) error {
 	seen := map[string]bool{}
 	rng := map[int64]*Op{}
@@ -175,10 +175,10 @@ func (v *verifier) identity(op *Op) error {
 	return nil
 }
 
-// IsCopy reports whether an op was written from another by differentiation, inlining or
-// unrolling: it then shares the other's random op id, on purpose.
+// IsCopy reports whether an op was written from another by differentiation, inlining, unrolling or
+// fusion into a reader: it then shares the other's random op id, on purpose.
 func IsCopy(l Loc) bool {
-	return slices.ContainsFunc(l.Prov, func(p string) bool { return p == "vjp" || p == "inline" || p == "unroll" })
+	return slices.ContainsFunc(l.Prov, func(p string) bool { return p == "vjp" || p == "inline" || p == "unroll" || p == "fuse" })
 }
 
 func insideClone(op *Op) bool {

@@ -28,6 +28,7 @@ import (
 	"reprise/passes/cse"
 	"reprise/passes/dce"
 	"reprise/passes/expand"
+	"reprise/passes/fuse"
 	"reprise/passes/group"
 	"reprise/passes/raise"
 )
@@ -176,6 +177,14 @@ func TestGolden(t *testing.T) {
 	}
 	run := map[string]func(*ir.Module, *ir.Table) error{
 		"canon": canon.Run, "cse": plain(cse.Run), "dce": plain(dce.Run), "raise": raise.Run, "expand": expand.Run, "group": group.Run,
+		"fuse": func(m *ir.Module, t *ir.Table) error {
+			for _, f := range m.Funcs {
+				f.Renumber()
+				fuse.Fold(f, t, fuse.Sites(f))
+				f.Renumber()
+			}
+			return nil
+		},
 	}
 	after := regexp.MustCompile(`(?m)^// after: (.*)$`)
 	files, err := filepath.Glob(filepath.Join("testdata", "*.ir"))

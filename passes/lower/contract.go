@@ -8,8 +8,8 @@ import (
 	"reprise/ir/kern"
 )
 
-// contractable: the contraction family takes it (floats; integers are maps with a loop).
-func contractable(op *ir.Op) bool {
+// Contractable: the contraction family takes it (floats; integers are maps with a loop).
+func Contractable(op *ir.Op) bool {
 	ok := func(d dtype.Type) bool { return d == dtype.F32 || d == dtype.BF16 || d == dtype.F16 }
 	a, b, out := op.In(0).DType, op.In(1).DType, op.Out(0).DType
 	return ok(a) && ok(b) && ok(out) || a == dtype.F64 && b == dtype.F64 && out == dtype.F64

@@ -171,7 +171,7 @@ func Fusible(op *ir.Op) bool {
 	case "constant":
 		return inlineConstant(op)
 	case "contract":
-		return op.Def.Elem != nil || contractable(op)
+		return op.Def.Elem != nil || Contractable(op)
 	}
 	return op.Def.Elem != nil
 }
@@ -201,7 +201,7 @@ func (p *program) lower() (*Lowered, error) {
 		case "reduce":
 			reduces = append(reduces, o)
 		case "contract":
-			if contractable(o) {
+			if Contractable(o) {
 				if contract != nil || len(reduces) > 0 {
 					return nil, fmt.Errorf("BUG: two roots in one program")
 				}

@@ -3,6 +3,7 @@ package lower_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -16,6 +17,7 @@ import (
 	"reprise/ir/ops"
 	"reprise/ir/tensor"
 	"reprise/passes"
+	"reprise/passes/fuse"
 	"reprise/passes/lower"
 )
 
@@ -41,6 +43,13 @@ func TestKernelsEqualInterpreter(t *testing.T) {
 				for _, f := range mod.Funcs {
 					checkFunc(t, f)
 				}
+				// The same, with every operand that a reader can compute computed there.
+				f := mod.Func("step")
+				sites := fuse.Sites(f)
+				fuse.Fold(f, table, sites)
+				f.Renumber()
+				require.NoError(t, ir.Verify(mod))
+				checkFunc(t, f)
 			})
 		}
 	}
@@ -161,6 +170,19 @@ func runContract(c *kern.Contract, bufs [][]byte) error {
 	view := func(i int) []float32 {
 		return (&tensor.Tensor{DType: dtype.F32, Shape: []int64{int64(len(bufs[i]) / 4)}, Data: bufs[i]}).F32()
 	}
+	if err := kern.CheckContract(c); err != nil {
+		return err
+	}
+	extra := bufs[c.Buffers():]
+	for side, pro := range []*kern.Prologue{c.ProA, c.ProB} {
+		if pro != nil {
+			data, err := c.Operand(side, extra)
+			if err != nil {
+				return fmt.Errorf("%w in\n%s", err, c.Text())
+			}
+			bufs = slices.Insert(slices.Clone(bufs), side, data)
+		}
+	}
 	a, b := view(0), view(1)
 	total := int64(1)
 	for _, x := range c.Batch {
@@ -199,7 +221,7 @@ func runContract(c *kern.Contract, bufs [][]byte) error {
 				lane := kern.NewVar("lane", dtype.I64)
 				body := []kern.Stmt{kern.Let(e.N, kern.Add(kern.I64(n), kern.Get(lane))), kern.Let(e.Acc, kern.F32(acc))}
 				k.Body = []kern.Stmt{kern.Let(e.Batch, kern.I64(bt)), kern.Let(e.M, kern.I64(m)), kern.Lane(lane, kern.I64(1), append(body, e.Body...)...)}
-				if err := kern.Run(k, bufs[2:], 0, 1); err != nil {
+				if err := kern.Run(k, extra, 0, 1); err != nil {
 					return fmt.Errorf("%w in epilogue\n%s", err, k.Text())
 				}
 			}
