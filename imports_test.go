@@ -22,6 +22,7 @@ var may = map[string][]string{
 	"planner":          {"planner"},
 	"passes":           {"internal/diag", "internal/debug", "ir", "passes"},
 	"passes/remat":     {"internal/diag", "internal/debug", "ir", "passes", "planner"},
+	"passes/policy":    {"internal/diag", "internal/debug", "ir", "passes", "planner"},
 	"passes/buffer":    {"internal/diag", "internal/debug", "ir", "passes", "planner"},
 	"codegen":          {"internal/diag", "internal/debug", "ir", "codegen"},
 	"runtime/native":   {},

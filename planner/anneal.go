@@ -147,7 +147,7 @@ func (a *annealer) run(moves int64, hot, cold float64, mx mix, stop func() bool)
 		}
 		tried[kind]++
 		done += int64(len(a.t.log)) / 8
-		if !made {
+		if !made || a.dishonest() {
 			if len(a.t.log) > 0 {
 				a.t.undo(0)
 			}

@@ -410,12 +410,12 @@ func (r *replay) policies() *Violation {
 			if p.Values[v].Policy == MustOffload && uses[v] > 1 && !r.moved[r.rootOf[v]] {
 				return r.violation(RulePolicy, -1, i, v, "%s must be offloaded, and the plan does not", p.valueName(v))
 			}
-			if p.Values[v].Policy == MustRecompute && uses[v] > 1 && r.runs[i] < 2 {
+			if len(p.Gates) == 0 && p.Values[v].Policy == MustRecompute && uses[v] > 1 && r.runs[i] < 2 {
 				return r.violation(RulePolicy, -1, i, v, "%s must be recomputed, but %s runs once", p.valueName(v), p.opName(i))
 			}
 		}
 	}
-	return nil
+	return r.recomputed()
 }
 
 // transfers checks that each move is of memory that waits between two uses, and notes it there.

@@ -28,6 +28,8 @@ type greedy struct {
 	shut    []bool    // by node: an overwriter has run
 	need    []int32   // by buffer: next position at which it is needed, through what was dropped
 	needAt  int       // position for which need holds, -1 if none
+	needG   []int32   // by buffer: next position behind the next gate at which it is needed; nil without tolls
+	gateAt  int32     // position of the next gate
 	mem     int64
 	seq     []int32
 	pending []int32 // overwriters that wait
@@ -66,6 +68,9 @@ func newGreedy(m *model, ord []int32) *greedy {
 		place: make([]int32, m.n), uses: make([][]int32, nb), ptr: make([]int32, nb),
 		live: make([]bool, nb), made: make([]bool, m.n), locked: make([]int32, nb),
 		shut: make([]bool, m.n), need: make([]int32, nb), mark: make([]int32, m.n), inSet: make([]bool, nb)}
+	if m.tolled {
+		g.needG = make([]int32, nb)
+	}
 	for k, x := range ord {
 		g.place[x] = int32(k)
 		for _, b := range m.ins[x] {
@@ -227,6 +232,10 @@ func (g *greedy) exec(x int32) bool {
 			g.locked[b]++
 		}
 	}
+	border := m.tolled && m.gate[x] && !g.made[x]
+	if border {
+		g.pay(x, false)
+	}
 	var want int64
 	for _, b := range m.outs[x] {
 		if !g.live[b] {
@@ -256,6 +265,9 @@ func (g *greedy) exec(x int32) bool {
 		g.shut[r] = true
 	}
 	g.seq = append(g.seq, x)
+	if border {
+		g.pay(x, true)
+	}
 	if g.online {
 		for _, list := range [2][]int32{m.ins[x], m.outs[x]} {
 			for _, b := range list {
@@ -277,6 +289,17 @@ func (g *greedy) exec(x int32) bool {
 		}
 	}
 	return true
+}
+
+// pay drops, at gate x, what may not be kept across it: before it runs all but
+// what it reads itself, then (ran) that too.
+func (g *greedy) pay(x int32, ran bool) {
+	for b, toll := range g.m.toll {
+		if toll && g.live[b] && (ran || g.locked[b] == 0) && g.m.prod[b] != x {
+			g.drop(int32(b))
+		}
+	}
+	g.needAt = -1
 }
 
 // reusable returns the bytes of outputs of x that can live in an input that is
@@ -324,7 +347,7 @@ func (g *greedy) needAfter(b int32) bool {
 			continue
 		}
 		for _, o := range g.m.outs[r] {
-			if !g.live[o] && g.need[o] != never {
+			if !g.live[o] && g.need[o] != never || g.needG != nil && g.m.toll[o] && g.needG[o] != never {
 				return true
 			}
 		}
@@ -359,6 +382,9 @@ func (g *greedy) analyse() {
 	m := g.m
 	g.visits += int64(len(g.need) + g.at)
 	end := int32(len(g.ord))
+	if g.needG != nil {
+		g.behind()
+	}
 	for b := range g.need {
 		u := g.uses[b]
 		k := g.ptr[b]
@@ -390,6 +416,9 @@ func (g *greedy) analyse() {
 			if !g.live[b] {
 				first = min(first, g.need[b])
 			}
+			if g.needG != nil && m.toll[b] {
+				first = min(first, g.needG[b])
+			}
 		}
 		if first != never {
 			for _, b := range m.ins[x] {
@@ -399,15 +428,57 @@ func (g *greedy) analyse() {
 	}
 }
 
+// behind computes needG for the current position: what will be needed behind
+// the next gate, directly or to compute again what may not pass it.
+func (g *greedy) behind() {
+	m := g.m
+	g.gateAt = never
+	for _, x := range m.gates {
+		if !g.made[x] {
+			g.gateAt = min(g.gateAt, g.place[x])
+		}
+	}
+	for b := range g.needG {
+		g.needG[b] = never
+		u := g.uses[b]
+		for k := len(u) - 1; k >= 0 && u[k] > g.gateAt; k-- {
+			g.needG[b] = u[k]
+		}
+	}
+	for k := min(g.at, len(g.ord)-1); k >= 0; k-- {
+		x := g.ord[k]
+		if !g.made[x] {
+			continue
+		}
+		first := int32(never)
+		for _, b := range m.outs[x] {
+			if !g.live[b] || m.toll[b] {
+				first = min(first, g.needG[b])
+			}
+		}
+		if first != never {
+			for _, b := range m.ins[x] {
+				g.needG[b] = min(g.needG[b], first)
+			}
+		}
+	}
+}
+
 // lower propagates a need to what a dropped buffer is made from.
-func (g *greedy) lower(b int32) {
-	t := g.need[b]
+func (g *greedy) lower(b int32) { g.lowerTo(b, g.need[b]) }
+
+func (g *greedy) lowerTo(b, t int32) {
 	for _, u := range g.m.ins[g.m.prod[b]] {
+		again := g.needG != nil && t > g.gateAt && g.m.toll[u] && g.needG[u] > t
+		if again {
+			g.needG[u] = t
+		}
 		if g.need[u] > t {
 			g.need[u] = t
-			if !g.live[u] {
-				g.lower(u)
-			}
+			again = again || !g.live[u]
+		}
+		if again {
+			g.lowerTo(u, t)
 		}
 	}
 }

@@ -81,7 +81,7 @@ const (
 	PreferRecompute        // its op counts as cheaper than it is while searching
 	PreferOffload          // moved to the host before anything else is
 	MustSave               // its op runs once
-	MustRecompute          // its op runs at least twice, if it has two uses
+	MustRecompute          // not in memory across a gate, see Problem.Gates; without gates: its op runs at least twice, if it has two uses
 	MustOffload            // moved to the host at least once, if it has two uses
 )
 
@@ -174,6 +174,11 @@ type Problem struct {
 	Values  []Value
 	Order   []int // a legal order in which every op occurs once; nil means 0,1,2,…
 	Offload *Offload
+
+	// Gates are the ops with which backward parts begin: one op, or one for each
+	// micro-batch. Between forward and backward is where must-recompute values
+	// may not be in memory. Nil: the graph does not say.
+	Gates []int
 }
 
 // maxTotal bounds sums of costs and of bytes, so that sums of a few plans, and
@@ -250,6 +255,11 @@ func (p *Problem) Validate() error {
 	}
 	if err := p.validateOrder(prod); err != nil {
 		return err
+	}
+	for k, g := range p.Gates {
+		if g < 0 || g >= len(p.Ops) {
+			return opErr(-1, "gate %d is op %d; there are ops 0 to %d", k, g, len(p.Ops)-1)
+		}
 	}
 	return p.validateOffload()
 }

@@ -86,6 +86,9 @@ func Solve(ctx context.Context, p *Problem, opt Options) (*Plan, error) {
 	if err := noLink(p); err != nil {
 		return nil, err
 	}
+	if err := recomputable(p); err != nil {
+		return nil, err
+	}
 	s := newSearch(ctx, p, opt)
 	return s.solve()
 }
@@ -112,8 +115,15 @@ func MinBudgetOptions(ctx context.Context, p *Problem, opt Options) (*Plan, erro
 	if err := noLink(p); err != nil {
 		return nil, err
 	}
+	if err := recomputable(p); err != nil {
+		return nil, err
+	}
 	s := newSearch(ctx, p, opt)
-	plan, err := s.plan(s.again(s.smallest()), "min-budget")
+	seq, err := s.least()
+	if err != nil {
+		return nil, err
+	}
+	plan, err := s.plan(seq, "min-budget")
 	if err != nil {
 		return nil, err
 	}
@@ -150,7 +160,7 @@ func newSearch(ctx context.Context, p *Problem, opt Options) *search {
 	}
 	m := newModel(p)
 	s := &search{ctx: ctx, p: p, m: m, opt: opt, start: time.Now(), sim: newSimulator(m), cost: math.MaxInt64,
-		lower: m.base, proof: ProofBase}
+		lower: m.base + m.atLeast, proof: ProofBase}
 	s.orders = [][]int32{m.order}
 	if r := reorder(m, m.order); !sameSeq(r, m.order) {
 		s.orders = append(s.orders, r)
@@ -199,6 +209,7 @@ func (s *search) offer(seq []int32, solver string) bool {
 // again gives nodes that must run twice, and do not, a second run right before
 // the last reader of what they compute.
 func (s *search) again(seq []int32) []int32 {
+	seq = s.m.repaid(seq)
 	if len(s.m.must) == 0 {
 		return seq
 	}
@@ -304,7 +315,10 @@ func (s *search) attempt() {
 	if s.best == nil {
 		// Where views cost something, Check may also see reuse that the
 		// simulator does not, so it decides.
-		seq := s.again(s.smallest())
+		seq, err := s.least()
+		if err != nil {
+			return
+		}
 		if rep, err := Check(s.p, &Plan{Order: s.m.emit(seq)}, s.opt.Budget); err == nil {
 			s.best, s.cost, s.solver = seq, rep.Cost, "min-budget"
 			s.anneal()
@@ -334,7 +348,7 @@ func (s *search) below() {
 
 // exhaust solves small problems outright.
 func (s *search) exhaust() bool {
-	if s.m.n > 12 || len(s.m.size) > 14 {
+	if s.m.n > 12 || len(s.m.size) > 14 || s.m.tolled {
 		return false
 	}
 	seq, cost, known := exact(s.m, s.opt.Budget, 1<<17, s.stopped)
@@ -453,6 +467,7 @@ func (s *search) anneal() {
 		share := left / int64(2*len(s.orders))
 		var list []*chain
 		for k, o := range s.orders {
+			o = s.again(o)
 			if s.best == nil || s.cost-s.lower > s.m.base/20 {
 				// Far from everything known: half of it much hotter.
 				list = append(list,
@@ -479,6 +494,13 @@ func (s *search) anneal() {
 
 // low remembers a sequence with a small peak, for when nothing fits.
 func (s *search) low(seq []int32, peak int64) {
+	if s.m.tolled {
+		seq = s.again(seq)
+		var ok bool
+		if peak, _, ok = s.sim.run(seq); !ok {
+			return
+		}
+	}
 	if s.lowSeq == nil || peak < s.lowPeak {
 		s.lowSeq, s.lowPeak = seq, peak
 	}
@@ -591,11 +613,12 @@ func (s *search) smallest() []int32 {
 	var best []int32
 	peak := int64(math.MaxInt64)
 	for _, o := range s.orders {
+		o = s.again(o)
 		if pk, _, ok := s.sim.run(o); ok && pk < peak {
 			best, peak = o, pk
 		}
 	}
-	low, top := s.m.footprint(), peak
+	low, top := s.m.footprint(), min(peak, math.MaxInt64/4)
 	enough := s.steps + 1_500_000
 	for _, o := range s.orders {
 		for _, v := range greedyVariants {
@@ -616,7 +639,7 @@ func (s *search) smallest() []int32 {
 			}
 		}
 	}
-	if s.m.n <= 12 && len(s.m.size) <= 14 {
+	if s.m.n <= 12 && len(s.m.size) <= 14 && !s.m.tolled {
 		for lo, hi := low, peak; lo < hi; {
 			mid := lo + (hi-lo)/2
 			seq, _, known := exact(s.m, mid, 1<<17, s.stopped)
@@ -631,7 +654,7 @@ func (s *search) smallest() []int32 {
 		}
 	}
 	// Annealing towards a limit that is out of reach, or nearly so.
-	for round := uint64(0); round < 4 && peak > low && !s.stopped(); round++ {
+	for round := uint64(0); round < 4 && best != nil && peak > low && !s.stopped(); round++ {
 		limit := max(low, peak-max(peak/16, 1))
 		a := newAnnealer(s.m, best, limit, s.opt.Seed*1000003+500+round)
 		a.alpha = 8
@@ -641,6 +664,7 @@ func (s *search) smallest() []int32 {
 			if seq == nil {
 				continue
 			}
+			seq = s.again(seq)
 			if pk, _, ok := s.sim.run(seq); ok && pk < peak {
 				best, peak = seq, pk
 			}
@@ -650,6 +674,22 @@ func (s *search) smallest() []int32 {
 		return s.lowSeq
 	}
 	return best
+}
+
+// least is smallest as a sequence that obeys all policies. The error is a
+// *ProblemError where none was found.
+func (s *search) least() ([]int32, error) {
+	seq := s.again(s.smallest())
+	if _, _, ok := s.sim.run(seq); ok && s.m.honest(seq) {
+		return seq, nil
+	}
+	for b, toll := range s.m.toll {
+		if toll {
+			v := s.p.Ops[s.m.op[s.m.prod[b]]].Outputs[0]
+			return nil, valueErr(v, "no order was found in which %s and all else that must be recomputed can be", s.p.valueName(v))
+		}
+	}
+	return nil, opErr(-1, "no order of the ops was found that obeys the policies")
 }
 
 // leastBytes returns a number of bytes that no plan can do with less than: the
@@ -678,7 +718,11 @@ func (s *search) infeasible(asked int64) error {
 		return s.ctx.Err()
 	}
 	e := &InfeasibleError{Budget: asked, LowerBoundBytes: s.leastBytes()}
-	plan, err := s.plan(s.again(s.smallest()), "min-budget")
+	seq, err := s.least()
+	if err != nil {
+		return err
+	}
+	plan, err := s.plan(seq, "min-budget")
 	if err != nil {
 		return err
 	}

@@ -17,7 +17,7 @@ import (
 
 func (a *app) compileCmd() *cobra.Command {
 	var f modelFlags
-	var out, math, policy string
+	var out, math string
 	var shared bool
 	var emit []string
 	cmd := &cobra.Command{
@@ -34,9 +34,6 @@ func (a *app) compileCmd() *cobra.Command {
 			if math != "" && math != "exact" {
 				return diag.Errorf("math", "no numeric variant %q on this target", math).WithHint("leave --math out: the default is exact, the same bits everywhere")
 			}
-			if policy != "" {
-				return diag.Errorf("policy", "policies are not read yet: %q would be ignored", policy).WithHint("give a budget: --budget 50%%")
-			}
 			_, err := a.build(cmd.Context(), list[0], &f, out, shared, emit)
 			return err
 		},
@@ -46,7 +43,6 @@ func (a *app) compileCmd() *cobra.Command {
 	fl.StringVarP(&out, "output", "o", "", "the file to write")
 	fl.BoolVar(&shared, "shared", false, "a shared library OUT.so and its header OUT.h")
 	fl.StringVar(&math, "math", "", "numeric variant; only exact exists on the CPU")
-	fl.StringVar(&policy, "policy", "", "rematerialization policy")
 	fl.StringSliceVar(&emit, "emit", nil, "also write OUT.ir, OUT.kern, OUT.N.ll, OUT.ptx, OUT.plan.json, a graph or every pass: ir,kern,llvm,ptx,plan,dot=DIR,passes=DIR")
 	return cmd
 }
@@ -95,6 +91,9 @@ func summary(m *frontend.Model, r compile.Report, out string) string {
 	fmt.Fprintf(&b, "\n  arena      %s (%d bytes), all of it: state %s, the rest activations, gradients, workspace\n", compile.Bytes(r.ArenaBytes), r.ArenaBytes, compile.Bytes(r.ResidentBytes))
 	for line := range strings.Lines(planLines(r)) {
 		b.WriteString("  " + line)
+	}
+	if r.Policy != nil {
+		fmt.Fprintf(&b, "  policy %s\n%s", r.Policy.Name, indent(r.Policy.String()))
 	}
 	fmt.Fprintf(&b, "  planned in %.1f s, compiled in %.1f s, %d kernels\n", r.PlanSeconds, r.CompileSeconds, r.Kernels)
 	return b.String()

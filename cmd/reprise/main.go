@@ -138,7 +138,7 @@ everything takes (60%), or min.`,
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print one JSON document on stdout")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(a.compileCmd(), a.planCmd(), a.checkCmd(), a.runCmd(), a.trainCmd(), a.verifyCmd(), a.explainCmd(), a.optCmd(),
-		a.modelsCmd(), a.benchCmd(), a.doctorCmd(), a.demoCmd())
+		a.modelsCmd(), a.policiesCmd(), a.benchCmd(), a.doctorCmd(), a.demoCmd())
 	return root
 }
 

@@ -28,6 +28,10 @@ type modelFlags struct {
 	set       []string
 	bind      []string
 	timeLimit time.Duration
+
+	policy         string
+	rules          []string
+	allowUnmatched bool
 }
 
 func (f *modelFlags) register(cmd *cobra.Command, train bool) {
@@ -43,6 +47,10 @@ func (f *modelFlags) register(cmd *cobra.Command, train bool) {
 	fl.StringArrayVar(&f.set, "set", nil, "a setting of the model or of training, `KEY=VALUE`; may be repeated")
 	fl.StringArrayVar(&f.bind, "bind", nil, "shape of an input that the model leaves open, `NAME=4,128`; may be repeated")
 	fl.DurationVar(&f.timeLimit, "time-limit", 0, "wall time for the planner (the plan then depends on the machine)")
+	fl.StringVar(&f.policy, "policy", "", "what is kept for the backward part: a named policy (reprise policies) or a `FILE` of rules")
+	fl.StringArrayVar(&f.rules, "rule", nil, "a line of a policy, \"must save op=top_k layer=layers.*.router\"; may be repeated")
+	fl.BoolVar(&f.allowUnmatched, "allow-unmatched", false, "a rule that matches nothing is a warning, not an error")
+	_ = cmd.RegisterFlagCompletionFunc("policy", completePolicy)
 	_ = cmd.RegisterFlagCompletionFunc("target", cobra.FixedCompletions([]string{"cpu", "cpu:x86-64-v3", "cpu:x86-64-v4"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("optimizer", cobra.FixedCompletions([]string{"adamw", "sgd", "lion"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("budget", cobra.FixedCompletions([]string{"min", "50%", "100%"}, cobra.ShellCompDirectiveNoFileComp))
@@ -92,7 +100,11 @@ func (f *modelFlags) options() (compile.Options, error) {
 	if err != nil {
 		return compile.Options{}, usageError{err}
 	}
-	return compile.Options{Target: f.target, Budget: b, TimeLimit: f.timeLimit}, nil
+	p, err := f.readPolicy()
+	if err != nil {
+		return compile.Options{}, err
+	}
+	return compile.Options{Target: f.target, Budget: b, TimeLimit: f.timeLimit, Policy: p, AllowUnmatched: f.allowUnmatched}, nil
 }
 
 // progress shows stages on a terminal and nothing elsewhere.

@@ -21,14 +21,19 @@ func (a *app) planCmd() *cobra.Command {
 	var f modelFlags
 	var out string
 	var pareto int
+	var against bool
 	cmd := &cobra.Command{
 		Use:   "plan MODEL|GRAPH.json",
 		Short: "Plan a model or a graph file within a budget, without making code",
 		Example: `  reprise plan builtin:gpt --train --budget 50%
+  reprise plan builtin:gpt --train --policy dots_saveable --compare
   reprise plan graph.json --budget 70% -o plan.json --json`,
 		Args: args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, list []string) error {
 			if strings.HasSuffix(list[0], ".json") && !strings.HasSuffix(list[0], "config.json") {
+				if f.policy != "" || f.rules != nil || against {
+					return usageError{fmt.Errorf("plan: policies are for models; a graph file says it of each value, in \"policy\"")}
+				}
 				if pareto > 0 {
 					return a.graphCurve(cmd, list[0], out, pareto)
 				}
@@ -44,6 +49,15 @@ func (a *app) planCmd() *cobra.Command {
 			}
 			say, done := a.progress()
 			opt.Progress = say
+			if against {
+				c, err := compile.ComparePolicy(cmd.Context(), m, opt)
+				done()
+				if err != nil {
+					return err
+				}
+				a.comparison(c)
+				return nil
+			}
 			if pareto > 0 {
 				c, err := compile.Pareto(cmd.Context(), m, opt, pareto)
 				done()
@@ -77,6 +91,7 @@ func (a *app) planCmd() *cobra.Command {
 		},
 	}
 	f.register(cmd, true)
+	cmd.Flags().BoolVar(&against, "compare", false, "what the model costs under the policy, and under the planner's choice in the same bytes")
 	cmd.Flags().StringVarP(&out, "output", "o", "", "write the plan to this file")
 	cmd.Flags().IntVar(&pareto, "pareto", 0, "plan at so many budgets, from the smallest found to keeping everything")
 	cmd.Flags().Lookup("pareto").NoOptDefVal = "9"

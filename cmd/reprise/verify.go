@@ -58,7 +58,7 @@ first op that differs is reported with its layer, values and producers.`,
 		Args:    args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, list []string) error {
 			f.train = !infer
-			if f.budget == "" {
+			if f.budget == "" && f.policy == "" && f.rules == nil { // a policy is verified as it is
 				f.budget = "min"
 			}
 			opt, err := f.options()
@@ -80,7 +80,7 @@ first op that differs is reported with its layer, values and producers.`,
 			if err != nil {
 				return err
 			}
-			opt.Budget = compile.Budget{}
+			opt.Budget, opt.Policy = compile.Budget{}, nil
 			opt.NoMinimum = true
 			all, err := shared(cmd, m, opt, filepath.Join(dir, "all"), say)
 			if err != nil {

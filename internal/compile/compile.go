@@ -23,6 +23,7 @@ import (
 	"reprise/ir/ops"
 	"reprise/passes"
 	"reprise/passes/lower"
+	"reprise/passes/policy"
 	"reprise/runtime/exe"
 )
 
@@ -34,6 +35,10 @@ type Options struct {
 	PlanSteps int64         // for the planner, in its steps of work; 0: by the size of the problem
 	// AllowRecompute opts layers out of pinning (remat.Options); the report warns of them.
 	AllowRecompute func(layer string) bool
+	// Policy says what is kept for the backward part; nil: the planner decides.
+	Policy *policy.Policy
+	// AllowUnmatched makes a rule of the policy that matches nothing a warning.
+	AllowUnmatched bool
 	// NoMinimum skips the search for the smallest budget, which a report then lacks.
 	NoMinimum bool
 	// Shared makes a library instead of an executable.
@@ -116,6 +121,10 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 	if err != nil {
 		return nil, err
 	}
+	restricted, err := pl.restricts()
+	if err != nil {
+		return nil, err
+	}
 	chosen := all
 	limit := int64(0)
 	switch b := opt.Budget; {
@@ -129,11 +138,16 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 		if least, err = pl.smallest(); err != nil {
 			return nil, err
 		}
-		if least.arena > all.arena {
+		if least.arena > all.arena && !restricted {
 			least = all
 		}
 	}
 	switch {
+	case restricted && pl.alone:
+		if chosen, err = pl.obeying(); err != nil {
+			return nil, err
+		}
+		limit = chosen.arena
 	case opt.Budget.Min:
 		limit = least.arena
 		chosen = least
@@ -145,7 +159,7 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 				chosen = found
 			}
 		}
-	case limit > 0 && limit < all.arena:
+	case limit > 0 && (limit < all.arena || restricted):
 		found, inf, err := pl.within(limit)
 		if err != nil {
 			return nil, err
@@ -157,7 +171,7 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 				}
 			}
 			if least.arena > limit {
-				return nil, unmeetable(limit, least, inf)
+				return nil, unmeetable(limit, least, inf).compared(pl, restricted)
 			}
 			found = least
 		}

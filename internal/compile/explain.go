@@ -372,7 +372,7 @@ func (x *explainer) pinned(v *ir.Value) string {
 	case once:
 		return pin.Why
 	case x.p.problem.Problem.Values[x.value[v]].Policy == planner.MustSave:
-		return "a rule of the policy says that it must be saved"
+		return x.p.rules.Reason(x.value[v])
 	}
 	return ""
 }
@@ -426,7 +426,7 @@ func (x *explainer) whyAgain(v *ir.Value, r *ValueReport) string {
 	}
 	runs := fmt.Sprintf("run %d times, %s more", r.Runs, Time(r.RecomputeNs))
 	if x.p.problem.Problem.Values[x.value[v]].Policy == planner.MustRecompute {
-		return runs + ": a rule of the policy says that it must be computed again"
+		return runs + ": " + x.p.rules.Reason(x.value[v])
 	}
 	if most < 0 { // made again while it was still there: it moved
 		return runs + ": the other run takes no memory that would be needed"
@@ -448,7 +448,7 @@ func (x *explainer) whyKept(v *ir.Value, r *ValueReport) string {
 	pos, last := r.Spans[0][0], r.Spans[0][1]
 	keeps := fmt.Sprintf("kept from op %d for %s", pos, x.at(last))
 	if x.p.problem.Problem.Values[x.value[v]].Policy == planner.PreferSave {
-		keeps += ", as a rule of the policy prefers"
+		keeps += "; " + x.p.rules.Reason(x.value[v])
 	}
 	if !x.again {
 		return keeps + ": everything fits"

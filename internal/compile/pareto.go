@@ -38,7 +38,12 @@ func Pareto(ctx context.Context, m *frontend.Model, opt Options, n int) (*Curve,
 		return nil, err
 	}
 	pl := newPlanning(ctx, grouped, target, opt)
+	pl.alone = false
 	all, err := pl.saveAll()
+	if err != nil {
+		return nil, err
+	}
+	restricted, err := pl.restricts()
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +51,7 @@ func Pareto(ctx context.Context, m *frontend.Model, opt Options, n int) (*Curve,
 	if err != nil {
 		return nil, err
 	}
-	if least.arena > all.arena {
+	if least.arena > all.arena && !restricted {
 		least = all
 	}
 	c := &Curve{Model: m.Name, SaveAllPeakBytes: all.arena, MinBudgetBytes: least.arena}
@@ -65,10 +70,10 @@ func Pareto(ctx context.Context, m *frontend.Model, opt Options, n int) (*Curve,
 				return nil, err
 			}
 		}
-		if p.plan.Cost > all.plan.Cost && b >= all.arena {
+		if p.plan.Cost > all.plan.Cost && b >= all.arena && !restricted {
 			p = all
 		}
-		c.Points = append(c.Points, Point{b, p.arena, p.plan.Cost, p.plan.Overhead, p.plan.LowerBound, p.plan.Gap, p.applied.Recomputed})
+		c.Points = append(c.Points, p.point(b))
 	}
 	return c, nil
 }

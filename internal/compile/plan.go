@@ -12,6 +12,7 @@ import (
 	"reprise/ir"
 	"reprise/passes/buffer"
 	"reprise/passes/lower"
+	"reprise/passes/policy"
 	"reprise/passes/remat"
 	"reprise/planner"
 )
@@ -25,6 +26,7 @@ type planned struct {
 	applied *remat.Applied
 	frame   *buffer.Frame
 	low     func(*ir.Op) (*lower.Lowered, error)
+	rules   *policy.Report // nil without a policy
 
 	resident int64 // bytes of states, keys, step number and inputs
 	arena    int64 // resident and frame
@@ -38,6 +40,16 @@ type planning struct {
 	opt    planner.Options
 	init   int64 // bytes that @init takes, whatever the plan
 	allow  func(layer string) bool
+
+	policy         *policy.Policy
+	alone          bool // the policy decides without a budget
+	allowUnmatched bool
+}
+
+// stated is a planning problem with what the policy said of it.
+type stated struct {
+	*remat.Problem
+	rules *policy.Report
 }
 
 // newPlanning prepares planning a grouped module.
@@ -46,8 +58,9 @@ func newPlanning(ctx context.Context, module *ir.Module, t cpu.Target, o Options
 	if steps == 0 && o.TimeLimit == 0 {
 		steps = planSteps
 	}
-	return &planning{ctx: ctx, module: module, costs: newCosts(t), allow: o.AllowRecompute,
-		opt: planner.Options{TimeLimit: o.TimeLimit, Steps: steps, Threads: runtime.GOMAXPROCS(0), Gap: planGap}}
+	return &planning{ctx: ctx, module: module, costs: newCosts(t), policy: o.Policy, alone: o.Budget == Budget{}, allowUnmatched: o.AllowUnmatched,
+		allow: o.AllowRecompute,
+		opt:   planner.Options{TimeLimit: o.TimeLimit, Steps: steps, Threads: runtime.GOMAXPROCS(0), Gap: planGap}}
 }
 
 const (
@@ -59,9 +72,14 @@ const (
 )
 
 // problem states the planning problem on a fresh copy of the module.
-func (p *planning) problem() (*remat.Problem, error) {
+func (p *planning) problem() (*stated, error) {
 	m := p.module.Clone()
-	return remat.Build(m.Func("step"), p.costs, remat.Options{AllowRecompute: p.allow})
+	pr, err := remat.Build(m.Func("step"), p.costs, remat.Options{AllowRecompute: p.allows})
+	if err != nil {
+		return nil, err
+	}
+	rules, err := p.restrict(pr)
+	return &stated{pr, rules}, err
 }
 
 // realise applies a plan to a fresh copy and lays it out.
@@ -70,11 +88,14 @@ func (p *planning) realise(plan *planner.Plan) (*planned, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := planner.Check(pr.Problem, plan, -1); err != nil {
+	if _, err := planner.Check(pr.Problem.Problem, plan, -1); err != nil {
 		return nil, fmt.Errorf("BUG: the plan does not pass the check: %w", err)
 	}
 	f := pr.Func
-	out := &planned{module: f.Module, before: p.module, problem: pr, plan: plan}
+	out := &planned{module: f.Module, before: p.module, problem: pr.Problem, plan: plan, rules: pr.rules}
+	if out.rules != nil {
+		out.rules.Finish(pr.Problem, plan)
+	}
 	out.applied = pr.Apply(plan)
 	if err := ir.Verify(f.Module); err != nil {
 		return nil, fmt.Errorf("BUG: after applying the plan: %w", err)
@@ -105,6 +126,7 @@ func lowerings(known map[*ir.Op]*lower.Lowered) func(*ir.Op) (*lower.Lowered, er
 
 // saveAll is the program that keeps everything.
 func (p *planning) saveAll() (*planned, error) {
+	p = p.free()
 	pr, err := p.problem()
 	if err != nil {
 		return nil, err
@@ -112,7 +134,7 @@ func (p *planning) saveAll() (*planned, error) {
 	if err := pr.Validate(); err != nil {
 		return nil, fmt.Errorf("BUG: %w", err)
 	}
-	return p.realise(planner.SaveAll(pr.Problem))
+	return p.realise(planner.SaveAll(pr.Problem.Problem))
 }
 
 // smallest is the program of the smallest arena that was found.
@@ -121,7 +143,7 @@ func (p *planning) smallest() (*planned, error) {
 	if err != nil {
 		return nil, err
 	}
-	plan, err := planner.MinBudgetOptions(p.ctx, pr.Problem, p.opt)
+	plan, err := planner.MinBudgetOptions(p.ctx, pr.Problem.Problem, p.opt)
 	if err != nil {
 		return nil, err
 	}
@@ -143,7 +165,7 @@ func (p *planning) within(budget int64) (*planned, *planner.InfeasibleError, err
 	opt.Budget = budget
 	var first *planner.Plan // its bound is about budget, those of later ones are about less
 	for range maxReplans {
-		plan, err := planner.Solve(p.ctx, pr.Problem, opt)
+		plan, err := planner.Solve(p.ctx, pr.Problem.Problem, opt)
 		var inf *planner.InfeasibleError
 		if errors.As(err, &inf) {
 			return nil, inf, nil
@@ -228,7 +250,7 @@ const maxBinding = 10
 
 // unmeetable explains that budget is below least, the smallest program found. inf is what the planner
 // said of it, nil where a plan failed in its layout only.
-func unmeetable(budget int64, least *planned, inf *planner.InfeasibleError) error {
+func unmeetable(budget int64, least *planned, inf *planner.InfeasibleError) *BudgetError {
 	x := explain(least, least.arena)
 	at := &Peak{Position: x.Memory.PeakPosition, Of: len(x.Ops), Op: x.Memory.PeakOp, Layer: x.Memory.PeakLayer,
 		Bytes: x.Memory.StepResidentBytes + x.Memory.PeakBytes}
@@ -272,6 +294,9 @@ func unmeetable(budget int64, least *planned, inf *planner.InfeasibleError) erro
 		fmt.Fprintf(&msg, "\n  %s of it may not be computed again: %s", Bytes(at.Pinned), strings.Join(pinned[:min(len(pinned), maxBinding)], "; "))
 	} else {
 		msg.WriteString("\n  no pinned value and no rule that says must is part of it")
+	}
+	if why := least.rules.Says(); why != "" {
+		msg.WriteString("\n  the policy has a say in it: " + why)
 	}
 	e.Diag = diag.Errorf("budget", "%s", msg.String()).WithHint("give at least --budget %dB, or make the batch smaller", e.MinBudget)
 	e.Diag.Layer = e.Binding[0].Layer

@@ -8,6 +8,7 @@ import (
 	"reprise/codegen/cpu"
 	"reprise/frontend"
 	"reprise/passes/lower"
+	"reprise/passes/policy"
 	"reprise/passes/remat"
 )
 
@@ -49,11 +50,16 @@ type Report struct {
 	Warnings         []string `json:"warnings,omitempty"`
 	InputSHA256      string   `json:"input_sha256"`
 	BinarySHA256     string   `json:"binary_sha256,omitempty"`
+
+	Policy *policy.Report `json:"policy,omitempty"` // what its lines matched; nil without a policy
 }
 
 // stable is the report without what differs between two runs, for the binary itself.
 func (r Report) stable() Report {
 	r.PlanSeconds, r.CompileSeconds, r.BinaryBytes, r.BinarySHA256 = 0, 0, 0, ""
+	if r.Policy != nil && !r.Policy.Active() {
+		r.Policy = nil // an inference program has no trace of a policy
+	}
 	return r
 }
 
@@ -63,7 +69,7 @@ func newReport(m *frontend.Model, t cpu.Target, limit int64, p, all, least *plan
 		LiveBytes: e.Memory.StepResidentBytes + e.Memory.PeakBytes, SaveAllPeakBytes: all.arena, CostNs: p.plan.Cost, BaseCostNs: p.plan.BaseCost,
 		Overhead: p.plan.Overhead, LowerBoundNs: p.plan.LowerBound, Gap: p.plan.Gap, Proof: p.plan.Proof, Solver: p.plan.Solver,
 		Recomputed: p.applied.Recomputed, RecomputeNs: p.plan.Cost - p.plan.BaseCost,
-		PeakPosition: e.Memory.PeakPosition, PeakOp: e.Memory.PeakOp, PeakLayer: e.Memory.PeakLayer, InputSHA256: m.SHA256}
+		PeakPosition: e.Memory.PeakPosition, PeakOp: e.Memory.PeakOp, PeakLayer: e.Memory.PeakLayer, InputSHA256: m.SHA256, Policy: p.rules}
 	if least != nil {
 		r.MinBudgetBytes = least.arena
 	}

@@ -36,6 +36,7 @@ type Problem struct {
 	Lowered  []*lower.Lowered       // by op index; nil for views and constants
 	original map[*ir.Op][]*ir.Value // operands before any plan was applied
 	InPlace  map[*ir.Op][][2]int    // state updates that overwrite the old value: (operand, result)
+	Forward  []bool                 // by op index: not made by differentiation, and independent of what was
 	Pins     map[*ir.Op]pinned.Pin  // ops that run once, with reasons
 	NoCost   []string               // names of ops whose cost nobody declared
 	Allowed  []*ir.Op               // ops that would be pinned but for Options.AllowRecompute
@@ -152,6 +153,7 @@ func Build(f *ir.Func, costs Costs, opt Options) (*Problem, error) {
 		}
 	}
 	p.stateUpdates(index)
+	p.findPhases()
 	return p, nil
 }
 

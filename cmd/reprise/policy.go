@@ -1,0 +1,81 @@
+package main
+
+import (
+	"fmt"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"reprise/internal/compile"
+	"reprise/passes/policy"
+)
+
+// readPolicy is what --policy and --rule say; nil without either.
+func (f *modelFlags) readPolicy() (*policy.Policy, error) {
+	if f.policy == "" && len(f.rules) == 0 {
+		return nil, nil
+	}
+	p, err := policy.Load(f.policy)
+	if err != nil {
+		return nil, err
+	}
+	return p.With(f.rules...)
+}
+
+func completePolicy(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	var names []string
+	for _, n := range policy.All() {
+		names = append(names, n.Name)
+	}
+	return names, cobra.ShellCompDirectiveDefault
+}
+
+func (a *app) policiesCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: "policies", Short: "The named policies, what they mean and where they are from",
+		Args: args(cobra.NoArgs),
+		RunE: func(*cobra.Command, []string) error {
+			if a.json {
+				type row struct {
+					Name    string `json:"name"`
+					Args    string `json:"args,omitempty"`
+					From    string `json:"from"`
+					Meaning string `json:"meaning"`
+				}
+				var rows []row
+				for _, n := range policy.All() {
+					rows = append(rows, row{n.Name, n.Args, n.From, n.Meaning})
+				}
+				a.print(rows)
+				return nil
+			}
+			w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
+			fmt.Fprintln(w, "NAME\tFROM\tMEANING")
+			for _, n := range policy.All() {
+				fmt.Fprintf(w, "%s\t%s\t%s\n", n.Usage(), n.From, n.Meaning)
+			}
+			return w.Flush()
+		},
+	}
+}
+
+// comparison prints a policy beside our plan.
+func (a *app) comparison(c *compile.Comparison) {
+	if a.json {
+		a.print(c)
+		return
+	}
+	w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "PLAN\tARENA\tOF ALL\tOVERHEAD\tAT LEAST\tRECOMPUTED")
+	row := func(name string, p compile.Point) {
+		fmt.Fprintf(w, "%s\t%s\t%.0f %%\t%.2f %%\t%.2f %%\t%d\n", name, compile.Bytes(p.ArenaBytes), 100*float64(p.ArenaBytes)/float64(c.SaveAllPeakBytes),
+			100*p.Overhead, 100*(p.Overhead-p.Gap), p.Recomputed)
+	}
+	row("policy "+c.Policy, c.UnderPolicy)
+	row("ours in these bytes", c.SameBytes)
+	if c.SameOverhead != nil {
+		row("ours in this time", *c.SameOverhead)
+	}
+	_ = w.Flush()
+	fmt.Fprintf(a.out, "%s", c.Rules)
+}

@@ -1,0 +1,638 @@
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"reprise/internal/diag"
+	"reprise/ir"
+	"reprise/passes/remat"
+	"reprise/planner"
+)
+
+// Options of Apply.
+type Options struct {
+	// Alone: there is no budget, so what a rule prefers is done.
+	Alone bool
+	// AllowUnmatched makes a rule that matches nothing a warning.
+	AllowUnmatched bool
+	// HostMemory says that there is memory to offload to. On a CPU the arena is host memory.
+	HostMemory bool
+}
+
+// candidate is a value that the forward part makes.
+type candidate struct {
+	value int // index in the problem
+	v     *ir.Value
+	op    int
+	layer string
+	kinds []string // of the ops that compute it, and of those that these stand for
+	name  string   // given by the model, or ""
+	bytes int64
+
+	plainDot bool // a contraction without batch dimensions computes it
+	turn     int  // its place among those of its region
+
+	list    string // the list of layers that it is in, "" if none
+	pos     int    // the layer's position in that list, from 0
+	region  string // the layer, "" outside of all lists
+	readers []string
+	outside bool // read by forward ops of other regions, so that it is an input of theirs
+
+	kept   string // why it is kept whatever a policy says, "" if a policy may decide
+	free   string // why it costs nothing, "" if it could
+	ctx    *context
+	backed bool // read by the backward part
+}
+
+// context is what candidates of one problem share.
+type context struct {
+	problem   *remat.Problem
+	cands     []*candidate
+	positions map[string][]int // list: its indices, ascending
+	lists     bool             // the model has a list of layers
+}
+
+// inside: c is made in a region and only read there, so that a checkpoint around the region would drop it.
+// A model without lists of layers is one region.
+func (c *candidate) inside() bool {
+	if !c.ctx.lists {
+		return true
+	}
+	return c.region != "" && !c.outside
+}
+
+func (c *candidate) isKind(kinds ...string) bool {
+	return slices.ContainsFunc(kinds, func(k string) bool {
+		return slices.ContainsFunc(c.kinds, func(have string) bool { return glob(k, have) })
+	})
+}
+
+func (c *candidate) isNamed(names ...string) bool {
+	return c.name != "" && slices.ContainsFunc(names, func(n string) bool { return glob(n, c.name) })
+}
+
+// within is the innermost layer around c whose last component is one of last.
+func (c *candidate) within(last ...string) string {
+	parts := strings.Split(c.layer, ".")
+	for i := len(parts) - 1; i >= 0; i-- {
+		if slices.Contains(last, parts[i]) {
+			return strings.Join(parts[:i+1], ".")
+		}
+	}
+	return ""
+}
+
+// leaves: c is read outside of the run of n layers that it is made in.
+func (c *candidate) leaves(n int) bool {
+	return slices.ContainsFunc(c.readers, func(layer string) bool {
+		list, pos, ok := c.ctx.place("", layer)
+		return !ok || list != c.list || pos/n != c.pos/n
+	})
+}
+
+// place is the position of a layer in its list.
+func (x *context) place(pattern, layer string) (list string, pos int, ok bool) {
+	list, index, ok := element(pattern, layer)
+	if !ok {
+		return "", 0, false
+	}
+	pos, ok = slices.BinarySearch(x.positions[list], index)
+	return list, pos, ok
+}
+
+// label is a value as reports name it.
+func (c *candidate) label() string {
+	name := c.v.Name
+	if c.name != "" {
+		name = c.name
+	}
+	return fmt.Sprintf("%s %%%s (%s)", c.layer, name, remat.Kind(c.ctx.problem.Ops[c.op]))
+}
+
+// ValueName is the name that the model gave a value, "" where it gave none.
+func ValueName(v *ir.Value) string {
+	if n := v.Attrs.Str("name"); n != "" {
+		return n
+	}
+	if v.Name != "" && strings.Trim(v.Name, "0123456789") != "" {
+		return v.Name
+	}
+	return ""
+}
+
+func newContext(pr *remat.Problem) *context {
+	x := &context{problem: pr, positions: map[string][]int{}}
+	index := map[*ir.Value]int{}
+	for i, v := range pr.Values {
+		index[v] = i
+	}
+	under := pr.Under() // what is read where, seen through views
+	byValue := map[int]*candidate{}
+	for i, op := range pr.Ops {
+		if pr.Lowered[i] == nil || !pr.Forward[i] { // a view, or backward
+			continue
+		}
+		for j, r := range op.Results {
+			c := &candidate{value: index[r], v: r, op: i, layer: op.Loc.Layer, name: ValueName(r), ctx: x}
+			c.bytes = pr.Problem.Values[c.value].Bytes
+			inner := computing(op, j)
+			if len(inner) > 0 && op.Name() == "fused" {
+				c.layer = op.Regions[0].Results[j].Op.Loc.Layer
+			}
+			for _, o := range inner {
+				for _, k := range append([]string{o.Name()}, o.Loc.Prov...) {
+					if !slices.Contains(c.kinds, k) && !slices.Contains([]string{"vjp", "inline", "unroll", "remat"}, k) {
+						c.kinds = append(c.kinds, k)
+					}
+				}
+				c.plainDot = c.plainDot || o.Name() == "contract" && len(o.Attrs.Ints("lhs_batch")) == 0
+			}
+			po := &pr.Problem.Ops[i]
+			switch {
+			case r.Attrs.Bool("pin"):
+				c.kept = "the model pins it"
+			case po.Effect != planner.EffectNone:
+				c.kept = fmt.Sprintf("its op has an effect (%s)", po.Effect)
+			case po.RunsOnce():
+				c.kept = fmt.Sprintf("it is pinned (its op is %s)", po.Det)
+			case pr.Problem.Values[c.value].Output:
+				c.kept = "it is a result of the step"
+			}
+			x.cands = append(x.cands, c)
+			byValue[c.value] = c
+		}
+	}
+	layerOf := func(i int) string { return pr.Ops[i].Loc.Layer }
+	note := func(layer string) {
+		if list, n, ok := element("", layer); ok && !slices.Contains(x.positions[list], n) {
+			x.positions[list] = append(x.positions[list], n)
+		}
+	}
+	for _, c := range x.cands {
+		note(c.layer)
+		x.innerLists(c.layer)
+	}
+	for _, list := range x.positions {
+		slices.Sort(list)
+	}
+	x.lists = len(x.positions) > 0
+	for i := range pr.Ops {
+		if pr.Lowered[i] == nil {
+			continue
+		}
+		for _, in := range pr.Problem.Ops[i].Inputs {
+			c := byValue[under[in]]
+			if c == nil {
+				continue
+			}
+			if !pr.Forward[i] {
+				c.backed = true
+			} else if l := layerOf(i); !slices.Contains(c.readers, l) {
+				c.readers = append(c.readers, l)
+			}
+		}
+	}
+	turns := map[string]int{}
+	for _, c := range x.cands {
+		if list, pos, ok := x.place("", c.layer); ok {
+			_, n, _ := element("", c.layer)
+			c.list, c.pos, c.region = list, pos, fmt.Sprintf("%s.%d", list, n)
+		}
+		c.outside = slices.ContainsFunc(c.readers, func(l string) bool {
+			list, n, ok := element("", l)
+			return !ok && c.region != "" || ok && fmt.Sprintf("%s.%d", list, n) != c.region
+		})
+		if c.plainDot {
+			c.turn = turns[c.region]
+			turns[c.region]++
+		}
+		if !c.backed && len(c.readers) == 0 {
+			c.free = "nothing reads it"
+		}
+	}
+	return x
+}
+
+// innerLists notes lists below the outermost one, which patterns may mean.
+func (x *context) innerLists(layer string) {
+	parts := strings.Split(layer, ".")
+	for i := range parts {
+		if list, n, ok := element(strings.Join(parts[:i+1], "."), layer); ok && !slices.Contains(x.positions[list], n) {
+			x.positions[list] = append(x.positions[list], n)
+		}
+	}
+}
+
+// computing lists the ops that compute result j of op: itself, or the members of the unit that the
+// result depends on.
+func computing(op *ir.Op, j int) []*ir.Op {
+	if op.Name() != "fused" {
+		return []*ir.Op{op}
+	}
+	need := map[*ir.Op]bool{}
+	var visit func(v *ir.Value)
+	visit = func(v *ir.Value) {
+		if v.Op == nil || need[v.Op] {
+			return
+		}
+		need[v.Op] = true
+		for _, o := range v.Op.Operands {
+			visit(o)
+		}
+	}
+	visit(op.Regions[0].Results[j])
+	var out []*ir.Op
+	for _, o := range op.Regions[0].Ops {
+		if need[o] {
+			out = append(out, o)
+		}
+	}
+	return out
+}
+
+// matches reports whether a rule names c.
+func (r *Rule) matches(c *candidate) bool {
+	if r.MinBytes > 0 && c.v.Type.Bytes() < r.MinBytes {
+		return false
+	}
+	return r.matchesLayer(c) && (r.Value == "" || c.isNamed(r.Value)) && (r.Op == "" || c.isKind(r.Op))
+}
+
+func (r *Rule) matchesLayer(c *candidate) bool {
+	if r.Layer != "" && !matchLayer(r.Layer, c.layer) {
+		return false
+	}
+	if r.Every == 0 {
+		return true
+	}
+	_, pos, ok := c.ctx.place(r.Layer, c.layer)
+	return ok && pos%r.Every == r.Offset
+}
+
+// Apply sets what the planner must and should do with the values of pr, which it changes, and says
+// what every line matched. A rule that matches nothing is an error with near misses. A program without
+// a backward part is left as it is.
+func (p *Policy) Apply(pr *remat.Problem, opt Options) (*Report, error) {
+	rep := &Report{Name: p.name, reasons: make([]string, len(pr.Values))}
+	if len(pr.Problem.Gates) == 0 {
+		rep.Warnings = append(rep.Warnings, "the program has no backward part, so there is nothing to keep for it: the policy does nothing")
+		return rep, nil
+	}
+	x := newContext(pr)
+	line := map[string]*RuleReport{}
+	for _, w := range p.lines {
+		r := &RuleReport{File: w.File, Line: w.Line, Text: w.Text}
+		line[w.String()] = r
+		rep.Rules = append(rep.Rules, r)
+	}
+	decided := make([]decision, len(x.cands))
+	for k, c := range x.cands {
+		decided[k] = p.decide(c, line)
+	}
+	if err := p.unmatched(x, line, rep, opt); err != nil {
+		return nil, err
+	}
+	for k, c := range x.cands {
+		d := &decided[k]
+		if d.verdict == mustOffload && !opt.HostMemory {
+			e := bad(d.where, "%s would be moved to the host, but this target's memory is the host's: moving a value there frees nothing", c.label()).
+				WithHint("write save or recompute; offloading is for targets with memory of their own")
+			e.Code, e.Layer = "offload", c.layer
+			return nil, e
+		}
+	}
+	x.settle(decided, line, rep, opt)
+	if err := p.limit(x, line, rep, opt); err != nil {
+		return nil, err
+	}
+	x.oneFate()
+	return rep, nil
+}
+
+// decision is what a line says of a candidate.
+type decision struct {
+	verdict verdict
+	prefer  bool // save is preferred (silent has no word for that)
+	where   Where
+}
+
+// decide finds the line that decides about c, and counts it for every line that names it. Rules come
+// before named policies, must before prefer, later lines before earlier ones.
+func (p *Policy) decide(c *candidate, line map[string]*RuleReport) decision {
+	var d decision
+	rank := -1
+	for i := range p.rules {
+		r := &p.rules[i]
+		if !r.matches(c) {
+			continue
+		}
+		line[r.Where.String()].match(c)
+		k := i
+		if r.Must {
+			k += len(p.rules)
+		}
+		if k < rank {
+			continue
+		}
+		rank = k
+		d = decision{where: r.Where}
+		switch {
+		case r.Fate == Offload:
+			d.verdict = mustOffload
+		case r.Fate == Save && r.Must:
+			d.verdict = mustSave
+		case r.Fate == Save:
+			d.prefer = true
+		case r.Must:
+			d.verdict = mustRecompute
+		default:
+			d.verdict = preferRecompute
+		}
+	}
+	for i := range p.uses {
+		u := &p.uses[i]
+		verdict := u.base.decide(c)
+		if verdict == silent {
+			continue
+		}
+		line[u.Where.String()].match(c)
+		if rank < 0 {
+			d = decision{verdict: verdict, where: u.Where}
+		}
+	}
+	return d
+}
+
+// settle turns decisions into the planner's policies. What runs once anyway, and what has to be in
+// memory anyway, stays as it is.
+func (x *context) settle(decided []decision, line map[string]*RuleReport, rep *Report, opt Options) {
+	vs := x.problem.Problem.Values
+	for k, c := range x.cands {
+		d := &decided[k]
+		if d.where.Text == "" {
+			continue
+		}
+		r := line[d.where.String()]
+		v := &vs[c.value]
+		recompute := d.verdict == mustRecompute || d.verdict == preferRecompute
+		if recompute && c.kept != "" {
+			r.hold(c, c.kept)
+			continue
+		}
+		switch {
+		case d.verdict == mustSave:
+			v.Policy = planner.MustSave
+		case d.prefer && !opt.Alone:
+			v.Policy = planner.PreferSave
+		case d.verdict == mustRecompute, d.verdict == preferRecompute && opt.Alone:
+			v.Policy = planner.MustRecompute
+		case d.verdict == preferRecompute:
+			v.Policy = planner.PreferRecompute
+		case d.verdict == mustOffload:
+			v.Policy = planner.MustOffload
+		}
+		r.Decided++
+		r.values = append(r.values, c.value)
+		rep.reasons[c.value] = reason(d)
+	}
+}
+
+func reason(d *decision) string {
+	word := "must be"
+	if d.prefer || d.verdict == preferRecompute {
+		word = "is preferred"
+	}
+	what := "recomputed"
+	switch {
+	case d.prefer || d.verdict == mustSave:
+		what = "saved"
+	case d.verdict == mustOffload:
+		what = "moved to the host"
+	}
+	return fmt.Sprintf("%s %s: policy %s", word, what, d.where)
+}
+
+// oneFate makes the results of one op agree: an op that may run once only can't have a result
+// recomputed.
+func (x *context) oneFate() {
+	pr := x.problem.Problem
+	for i := range pr.Ops {
+		once := pr.Ops[i].RunsOnce()
+		for _, v := range pr.Ops[i].Outputs {
+			once = once || pr.Values[v].Policy == planner.MustSave
+		}
+		for _, v := range pr.Ops[i].Outputs {
+			if p := pr.Values[v].Policy; once && (p == planner.MustRecompute || p == planner.PreferRecompute) {
+				pr.Values[v].Policy = planner.PolicyNone
+			}
+		}
+	}
+}
+
+// limit carries out region budgets and memory_budget: of the values that the lines before left open,
+// the dearest per byte are kept, as many as fit, and the others must be computed again.
+func (p *Policy) limit(x *context, line map[string]*RuleReport, rep *Report, opt Options) error {
+	for i := range p.uses {
+		u := &p.uses[i]
+		if u.base.share < 0 {
+			continue
+		}
+		r := line[u.Where.String()]
+		all, pinned := x.keepable(func(*candidate) bool { return true })
+		limit := pinned + int64(u.base.share*float64(all-pinned))
+		if err := x.within(limit, func(*candidate) bool { return true }, u.Where, r, rep); err != nil {
+			return err
+		}
+	}
+	for i := range p.budgets {
+		b := &p.budgets[i]
+		in := func(c *candidate) bool { return matchLayer(b.Layer, c.layer) }
+		if err := x.within(b.Bytes, in, b.Where, line[b.Where.String()], rep); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// keepable is what the chosen values take that are kept for backward if nothing is computed again, and
+// what of that no policy may give up.
+func (x *context) keepable(in func(*candidate) bool) (all, pinned int64) {
+	across := planner.KeptAcross(x.problem.Problem, planner.SaveAll(x.problem.Problem).Order)
+	for _, c := range x.cands {
+		if !in(c) || !across[c.value] {
+			continue
+		}
+		all += c.bytes
+		if c.kept != "" || x.problem.Problem.Values[c.value].Policy == planner.MustSave {
+			pinned += c.bytes
+		}
+	}
+	return all, pinned
+}
+
+func (x *context) within(limit int64, in func(*candidate) bool, where Where, r *RuleReport, rep *Report) error {
+	pr := x.problem.Problem
+	all, pinned := x.keepable(in)
+	if pinned > limit {
+		var who []string
+		for _, c := range x.cands {
+			if in(c) && c.backed && len(who) < 3 && (c.kept != "" || pr.Values[c.value].Policy == planner.MustSave) {
+				why := c.kept
+				if why == "" {
+					why = rep.reasons[c.value]
+				}
+				who = append(who, fmt.Sprintf("%s (%d bytes: %s)", c.label(), c.bytes, why))
+			}
+		}
+		return bad(where, "%d bytes can't be met: what no policy may give up there takes %d: %s", limit, pinned, strings.Join(who, ", ")).
+			WithHint("give at least %d bytes", pinned)
+	}
+	if all <= limit {
+		r.KeptBytes = all
+		return nil
+	}
+	producer := map[int]*candidate{}
+	for _, c := range x.cands {
+		producer[c.value] = c
+	}
+	under := x.problem.Under()
+	var open []*candidate // those that the limit decides about
+	for _, c := range x.cands {
+		if in(c) && c.kept == "" && pr.Values[c.value].Policy != planner.MustSave && pr.Values[c.value].Policy != planner.MustRecompute {
+			open = append(open, c)
+		}
+	}
+	slices.SortStableFunc(open, func(a, b *candidate) int {
+		// cost/bytes, descending, without division
+		return cmp.Compare(float64(pr.Ops[b.op].Cost)*float64(a.bytes), float64(pr.Ops[a.op].Cost)*float64(b.bytes))
+	})
+	keep := map[*candidate]bool{}
+	// needed are the values that the backward part reads, or that computing such a one again reads.
+	needed := func() map[*candidate]bool {
+		need := map[*candidate]bool{}
+		var visit func(c *candidate)
+		visit = func(c *candidate) {
+			if c == nil || need[c] {
+				return
+			}
+			need[c] = true
+			again := pr.Values[c.value].Policy == planner.MustRecompute || slices.Contains(open, c) && !keep[c]
+			if again {
+				for _, v := range pr.Ops[c.op].Inputs {
+					visit(producer[under[v]])
+				}
+			}
+		}
+		for _, c := range x.cands {
+			if c.backed {
+				visit(c)
+			}
+		}
+		return need
+	}
+	sum := func() int64 {
+		need := needed()
+		var n int64
+		for _, c := range x.cands {
+			if in(c) && need[c] && (keep[c] || c.kept != "" || pr.Values[c.value].Policy == planner.MustSave) {
+				n += c.bytes
+			}
+		}
+		return n
+	}
+	for _, c := range open {
+		if c.bytes > limit {
+			continue
+		}
+		keep[c] = true
+		if n := sum(); n > limit {
+			delete(keep, c)
+		} else {
+			r.KeptBytes = n
+		}
+	}
+	for _, c := range open {
+		if !keep[c] {
+			pr.Values[c.value].Policy = planner.MustRecompute
+			r.Decided++
+			r.values = append(r.values, c.value)
+			rep.reasons[c.value] = "must be recomputed: policy " + where.String()
+		}
+	}
+	return nil
+}
+
+// unmatched refuses lines that match nothing.
+func (p *Policy) unmatched(x *context, line map[string]*RuleReport, rep *Report, opt Options) error {
+	fail := func(w Where, e *diag.Error) error {
+		if opt.AllowUnmatched {
+			rep.Warnings = append(rep.Warnings, fmt.Sprintf("%s: %s", w, e.Message))
+			return nil
+		}
+		return e
+	}
+	for i := range p.rules {
+		if r := &p.rules[i]; line[r.Where.String()].Matched == 0 {
+			if err := fail(r.Where, x.nothing(r)); err != nil {
+				return err
+			}
+		}
+	}
+	for i := range p.uses {
+		u := &p.uses[i]
+		for _, n := range u.base.needs {
+			if slices.ContainsFunc(x.cands, n.has) {
+				continue
+			}
+			e := bad(u.Where, "%s: the model has no %s %q", u.Name, n.what, n.word)
+			if hint := x.hint(n.what, n.word); hint != "" {
+				e.Hint = hint
+			}
+			if err := fail(u.Where, e); err != nil {
+				return err
+			}
+		}
+		if !u.base.empty && line[u.Where.String()].Matched == 0 && len(u.base.needs) == 0 {
+			if err := fail(u.Where, bad(u.Where, "%s matches nothing: %s", u.Name, x.regions())); err != nil {
+				return err
+			}
+		}
+	}
+	for i := range p.budgets {
+		b := &p.budgets[i]
+		n := line[b.Where.String()]
+		for _, c := range x.cands {
+			if matchLayer(b.Layer, c.layer) {
+				n.match(c)
+			}
+		}
+		if n.Matched == 0 {
+			e := bad(b.Where, "no layer matches %q", b.Layer)
+			e.Hint = x.hint("layer", b.Layer)
+			if err := fail(b.Where, e); err != nil {
+				return err
+			}
+		}
+	}
+	for i := range p.allows {
+		a := &p.allows[i]
+		n := line[a.Where.String()]
+		for _, c := range x.cands {
+			if matchLayer(a.Layer, c.layer) {
+				n.match(c)
+			}
+		}
+		if n.Matched == 0 {
+			e := bad(a.Where, "no layer matches %q", a.Layer)
+			e.Hint = x.hint("layer", a.Layer)
+			if err := fail(a.Where, e); err != nil {
+				return err
+			}
+		}
+		rep.Warnings = append(rep.Warnings, fmt.Sprintf("%s: decisions in %s may be made twice: nothing pins them there", a.Where, strings.Join(x.layersOf(a.Layer, 6), ", ")))
+	}
+	return nil
+}
