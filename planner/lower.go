@@ -9,7 +9,8 @@ func Bound(ctx context.Context, p *Problem, opt Options) (cost int64, proof stri
 		return 0, "", err
 	}
 	s := newSearch(ctx, p, opt)
-	if s.opt.Budget >= s.m.footprint() && !s.exhaust() {
+	// What moves to the host is in no cut: with a link only the base cost is sure.
+	if p.Offload == nil && s.opt.Budget >= s.m.footprint() && !s.exhaust() {
 		s.bound()
 		s.integer()
 	}

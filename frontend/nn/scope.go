@@ -10,6 +10,7 @@ import (
 	"reprise/internal/diag"
 	"reprise/ir"
 	"reprise/ir/dtype"
+	"reprise/ir/tensor"
 )
 
 // Tensor is a value of a model while it is written.
@@ -129,6 +130,12 @@ func (s *Scope) Op(name string, operands []*Tensor, attrs ...ir.Attr) *Tensor {
 
 // Ops is Op for operations with several results.
 func (s *Scope) Ops(name string, operands []*Tensor, attrs ...ir.Attr) []*Tensor {
+	attrs = slices.Clone(attrs)
+	for i, a := range attrs {
+		if t, ok := a.Val.(*tensor.Tensor); ok {
+			attrs[i].Val = t.Clone() // the caller's own may change later
+		}
+	}
 	r := slices.Clone(s.builder().Multi(name, operands, nil, attrs...).Results)
 	for _, v := range r {
 		s.fits(name, v.Type)
@@ -183,6 +190,7 @@ func (s *Scope) Key() *Tensor {
 // runs in micro-batches the result is the micro-batch, so later code takes sizes from it.
 func (s *Scope) Input(name string, d dtype.Type, shape []int64, feed ...Feed) *Tensor {
 	g := s.g
+	shape = slices.Clone(shape) // the caller's own may change later
 	p := g.inputs[name]
 	if p == nil {
 		s.claim(name)

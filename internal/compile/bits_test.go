@@ -159,50 +159,6 @@ func TestSameBits(t *testing.T) {
 	}
 }
 
-// TestCompilationIsPure: models compiled in one process, in any order and from many goroutines, give
-// the bytes that they give alone.
-func TestCompilationIsPure(t *testing.T) {
-	specs := []string{small()[0], small()[1], small()[5]}
-	if long() {
-		specs = small()
-	}
-	sum := func(spec, b string) string {
-		m, err := frontend.Load(spec, frontend.Options{Train: true})
-		if err != nil {
-			return err.Error()
-		}
-		bg, _ := compile.ParseBudget(b)
-		p, err := compile.Make(context.Background(), m, compile.Options{Budget: bg, NoMinimum: true, PlanSteps: sweepSteps}, filepath.Join(t.TempDir(), "m"))
-		if err != nil {
-			return err.Error()
-		}
-		return p.Report.BinarySHA256
-	}
-	budgets := []string{"100%", "min"}
-	alone := map[string]string{}
-	for _, s := range specs {
-		for _, b := range budgets {
-			alone[s+b] = sum(s, b)
-		}
-	}
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	for i := len(specs) - 1; i >= 0; i-- {
-		for _, b := range budgets {
-			wg.Add(1)
-			go func() {
-				defer wg.Done()
-				got := sum(specs[i], b)
-				mu.Lock()
-				defer mu.Unlock()
-				assert.Len(t, got, 64)
-				assert.Equal(t, alone[specs[i]+b], got, "%s at %s", specs[i], b)
-			}()
-		}
-	}
-	wg.Wait()
-}
-
 // TestResumeEqualsUnbroken: a run that is saved and goes on in another process's memory ends in the same
 // state as one that was not.
 func TestResumeEqualsUnbroken(t *testing.T) {
