@@ -38,6 +38,7 @@ type Model struct {
 	Name   string // for messages and default file names
 	Kind   string // "builtin" or "ir"
 	Spec   string // canonical name, e.g. "builtin:gpt,layers=4" or the path
+	Dir    string // directory of the file, "" of a builtin: where relative libraries of foreign kernels are
 	Train  bool   // @step trains: it has a loss and gives parameters new values
 	Module *ir.Module
 	SHA256 string // of the module's text form, hex
@@ -92,7 +93,7 @@ func Load(arg string, o Options) (*Model, error) {
 			WithHint("leave them out, or give --train with a module whose @step has %%loss and no new parameters")
 	}
 	base := filepath.Base(arg)
-	return finish(&Model{Name: strings.TrimSuffix(base, filepath.Ext(base)), Kind: "ir", Spec: arg, Module: m}, o)
+	return finish(&Model{Name: strings.TrimSuffix(base, filepath.Ext(base)), Kind: "ir", Spec: arg, Dir: filepath.Dir(arg), Module: m}, o)
 }
 
 func loadBuiltin(spec string, o Options) (*Model, error) {

@@ -89,6 +89,8 @@ type Cost struct {
 type Eval interface {
 	Block(b *Block, args []*tensor.Tensor) ([]*tensor.Tensor, error)
 	Call(name string, args []*tensor.Tensor) ([]*tensor.Tensor, error)
+	// Foreign runs a foreign kernel.
+	Foreign(op *Op, args []*tensor.Tensor) ([]*tensor.Tensor, error)
 }
 
 // ElemCtx is what a map's kernel body is written against. Expressions of f16 and bf16

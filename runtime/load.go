@@ -32,7 +32,7 @@ type abiOptions struct {
 
 // codeNames are the codes of reprise.h in order, as the command's JSON has them.
 func codeName(code int32) string {
-	names := []string{"ok", "usage", "cpu", "memory", "data", "changed", "checkpoint", "io"}
+	names := []string{"ok", "usage", "cpu", "memory", "data", "changed", "checkpoint", "io", "foreign"}
 	if code < 0 || int(code) >= len(names) {
 		return "unknown"
 	}
@@ -64,6 +64,7 @@ type Library struct {
 	stepBegin  func(i uintptr, e *abiError) int32
 	stepNext   func(i uintptr) int64
 	count      func(i uintptr, e *abiError) int32
+	probe      func(i uintptr, init int32, inst int64, threads int32, seed uint64, e *abiError) int32
 	counts     func(i uintptr, to unsafe.Pointer, n int64, e *abiError) int32
 	read       func(i uintptr, name string, data unsafe.Pointer, bytes int64, e *abiError) int32
 	write      func(i uintptr, name string, data unsafe.Pointer, bytes int64, e *abiError) int32
@@ -108,6 +109,7 @@ func Open(path string) (l *Library, err error) {
 		{"reprise_step_begin", &l.stepBegin},
 		{"reprise_step_next", &l.stepNext},
 		{"reprise_count", &l.count},
+		{"reprise_probe", &l.probe},
 		{"reprise_counts", &l.counts},
 		{"reprise_read", &l.read},
 		{"reprise_write", &l.write},
@@ -259,6 +261,20 @@ func (i *Instance) StepBegin() error {
 // StepNext runs one instruction on all threads, the first after StepBegin being number 0, and returns the
 // number of the next, or −1 when the step is done.
 func (i *Instance) StepNext() int { return int(i.lib.stepNext(i.handle)) }
+
+// Probe runs one launch of the program of init or step on the arena as it is. How its tiles are cut, ordered and
+// spread over threads is drawn from seed.
+func (i *Instance) Probe(init bool, instruction, threads int, seed uint64) error {
+	var which int32
+	if init {
+		which = 1
+	}
+	var e abiError
+	if i.lib.probe(i.handle, which, int64(instruction), int32(threads), seed, &e) != 0 {
+		return e.err()
+	}
+	return nil
+}
 
 // Count makes the instance count, from now on, how often each op of the plan runs.
 func (i *Instance) Count() error {

@@ -57,6 +57,9 @@ func (a *app) build(ctx context.Context, arg string, f *modelFlags, out string, 
 	if err != nil {
 		return nil, err
 	}
+	if f.temporary {
+		beside(&opt, m)
+	}
 	extra, err := parseEmit(emit, &opt)
 	if err != nil {
 		return nil, err

@@ -32,6 +32,8 @@ type modelFlags struct {
 	policy         string
 	rules          []string
 	allowUnmatched bool
+
+	temporary bool // the program lies elsewhere than the libraries of its foreign kernels
 }
 
 func (f *modelFlags) register(cmd *cobra.Command, train bool) {
@@ -105,6 +107,13 @@ func (f *modelFlags) options() (compile.Options, error) {
 		return compile.Options{}, err
 	}
 	return compile.Options{Target: f.target, Budget: b, TimeLimit: f.timeLimit, Policy: p, AllowUnmatched: f.allowUnmatched}, nil
+}
+
+// beside makes a program in a temporary place find the libraries that lie where its model is.
+func beside(opt *compile.Options, m *frontend.Model) {
+	if m.Dir != "" {
+		opt.LibraryDir = abs(m.Dir)
+	}
 }
 
 // progress shows stages on a terminal and nothing elsewhere.

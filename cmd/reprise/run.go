@@ -53,6 +53,7 @@ func (a *app) runCmd() *cobra.Command {
 					return err
 				}
 				opt.NoMinimum = true
+				beside(&opt, m)
 				bin = filepath.Join(dir, "model")
 				if _, err := compile.Make(cmd.Context(), m, opt, bin); err != nil {
 					return err
@@ -131,7 +132,9 @@ func (a *app) interpret(f *modelFlags, arg string, inputs []string, output strin
 		}
 		given[name] = t
 	}
-	state, err := initialState(m, 0)
+	iopt, unload := compile.InterpOptions(m.Dir)
+	defer unload()
+	state, err := initialState(m, 0, iopt)
 	if err != nil {
 		return err
 	}
@@ -149,7 +152,7 @@ func (a *app) interpret(f *modelFlags, arg string, inputs []string, output strin
 			return diag.Errorf("input", "no --input for %q (%s)", p.Name, p.Type)
 		}
 	}
-	out, err := interp.RunNamed(step, given, interp.Options{})
+	out, err := interp.RunNamed(step, given, iopt)
 	if err != nil {
 		return err
 	}
@@ -178,7 +181,7 @@ func inputNames(f *ir.Func) []string {
 }
 
 // initialState runs @init in the interpreter.
-func initialState(m *frontend.Model, seed uint64) (map[string]*tensor.Tensor, error) {
+func initialState(m *frontend.Model, seed uint64, opt interp.Options) (map[string]*tensor.Tensor, error) {
 	init := m.Module.Func("init")
 	if init == nil {
 		return nil, nil
@@ -189,7 +192,7 @@ func initialState(m *frontend.Model, seed uint64) (map[string]*tensor.Tensor, er
 			in[p.Name] = tensor.Key(seed, 0xFFFFFFFF, 0)
 		}
 	}
-	return interp.RunNamed(init, in, interp.Options{})
+	return interp.RunNamed(init, in, opt)
 }
 
 func readNpy(file string, p *ir.Value) (*tensor.Tensor, error) {
@@ -287,6 +290,7 @@ func (a *app) trainCmd() *cobra.Command {
 			}
 			defer clean()
 			bin := filepath.Join(dir, "model")
+			f.temporary = true
 			quiet := &app{out: discard{}, err: a.err, json: a.json}
 			if _, err := quiet.build(cmd.Context(), list[0], &f, bin, false, nil); err != nil {
 				return err

@@ -29,6 +29,9 @@ type verdict struct {
 	Pinned      int    `json:"pinned"`
 	Twice       int    `json:"pinned_run_twice"`
 	Interpreted bool   `json:"interpreted"`
+	// Once is what runs once: in the model, planned, executed in a step.
+	Once   []compile.Count  `json:"once"`
+	Probed []compile.Probed `json:"probe,omitempty"`
 	// Counts are how often every op was to run, and ran; Trace is what --trace compared.
 	Counts      []trace.Count `json:"counts"`
 	Trace       *traced       `json:"trace,omitempty"`
@@ -38,7 +41,7 @@ type verdict struct {
 
 func (a *app) verifyCmd() *cobra.Command {
 	var f modelFlags
-	var steps int
+	var steps, probe int
 	var interpret string
 	var seed uint64
 	var infer, withTrace bool
@@ -69,6 +72,7 @@ first op that differs is reported with its layer, values and producers.`,
 			if err != nil {
 				return err
 			}
+			beside(&opt, m)
 			dir, clean, err := tempDir()
 			if err != nil {
 				return err
@@ -103,8 +107,30 @@ first op that differs is reported with its layer, values and producers.`,
 			if err := compare(p, q, m, seed, steps, withInterp, &v); err != nil {
 				return err
 			}
-			v.OK = true
+			v.Once = planned.Proof.Once
+			if probe > 0 {
+				say("probe")
+				if v.Probed, err = planned.Probe(filepath.Join(dir, "planned.so"), probe, seed, func(p *ir.Value) ([]byte, error) {
+					t, err := compile.SyntheticInput(p, seed, 0)
+					if err != nil {
+						return nil, err
+					}
+					return t.Data, nil
+				}); err != nil {
+					return err
+				}
+			}
 			done()
+			a.warn(planned.Report)
+			if !a.json {
+				a.probed(v.Probed)
+			}
+			for i := range v.Probed {
+				if err := v.Probed[i].Error(); err != nil {
+					return err
+				}
+			}
+			v.OK = true
 			if a.json {
 				a.print(v)
 				return nil
@@ -118,6 +144,9 @@ first op that differs is reported with its layer, values and producers.`,
 			if t := v.Trace; t != nil {
 				fmt.Fprintf(a.out, "traced %d values written in %d steps, %d of them by recomputations; %d operands still had the bits that were written\n", t.Values, t.Steps, t.Clones, t.Reads)
 			}
+			for _, c := range v.Once {
+				fmt.Fprintf(a.out, "  %-18s %-7s %d in the model, %d planned, %d executed in a step\n", c.Op, c.Why, c.Before, c.Planned, c.Executed)
+			}
 			if v.StateSHA256 != "" {
 				fmt.Fprintf(a.out, "state after %d steps: %s\n", steps, v.StateSHA256)
 			}
@@ -127,6 +156,7 @@ first op that differs is reported with its layer, values and producers.`,
 	f.register(cmd, false)
 	fl := cmd.Flags()
 	fl.IntVar(&steps, "steps", 3, "steps to run")
+	fl.IntVar(&probe, "probe", 0, "also run every kernel so many times on equal operands, in other orders and on other numbers of threads, and compare")
 	fl.BoolVar(&infer, "infer", false, "verify the inference program of a builtin model")
 	fl.Uint64Var(&seed, "seed", 0, "seed")
 	fl.BoolVar(&withTrace, "trace", false, "compare every value that an op writes, and name the first op that differs")
@@ -163,8 +193,10 @@ func compare(planned, all trace.Side, m *frontend.Model, seed uint64, steps int,
 	}
 	step := ref.Func("step")
 	var state map[string]*tensor.Tensor
+	iopt, unload := compile.InterpOptions(m.Dir)
+	defer unload()
 	if interpret {
-		if state, err = initialState(m, seed); err != nil {
+		if state, err = initialState(m, seed, iopt); err != nil {
 			return err
 		}
 	}
@@ -201,7 +233,7 @@ func compare(planned, all trace.Side, m *frontend.Model, seed uint64, steps int,
 		}
 		var want map[string]*tensor.Tensor
 		if interpret {
-			if want, err = interp.RunNamed(step, in, interp.Options{}); err != nil {
+			if want, err = interp.RunNamed(step, in, iopt); err != nil {
 				return err
 			}
 			for name, t := range want {
@@ -247,12 +279,35 @@ func compare(planned, all trace.Side, m *frontend.Model, seed uint64, steps int,
 	if err := trace.CheckCounts(v.Counts); err != nil {
 		return err
 	}
+	if err := planned.Program.Executed(x, steps); err != nil {
+		return err
+	}
 	if m.Train {
 		if v.StateSHA256, err = a.StateSHA256(); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// probed prints what the probe found: a line in all where every kernel is as it is declared, and one for each
+// that gave several results or was not run.
+func (a *app) probed(list []compile.Probed) {
+	if len(list) == 0 {
+		return
+	}
+	same := 0
+	for _, k := range list {
+		switch {
+		case k.Skipped != "":
+			fmt.Fprintf(a.out, "  %s in layer %s (%s): not probed, %s\n", k.Symbol, k.Layer, k.Op, k.Skipped)
+		case k.Distinct > 1:
+			fmt.Fprintf(a.out, "  %s%s in layer %s (%s), declared %s: %d different results\n", k.Symbol, k.Variant, k.Layer, k.Op, k.Determinism, k.Distinct)
+		default:
+			same++
+		}
+	}
+	fmt.Fprintf(a.out, "probe: %d of %d kernels gave the same bits in each of %d runs\n", same, len(list), list[0].Runs)
 }
 
 func mismatch(name, layer string, step int, against, d string) error {

@@ -39,6 +39,9 @@ type Options struct {
 	Policy *policy.Policy
 	// AllowUnmatched makes a rule of the policy that matches nothing a warning.
 	AllowUnmatched bool
+	// LibraryDir is where the program looks for relative libraries of foreign kernels that are not beside
+	// it, for programs in temporary places. "": nowhere.
+	LibraryDir string
 	// NoMinimum skips the search for the smallest budget, which a report then lacks.
 	NoMinimum bool
 	// Shared makes a library instead of an executable.
@@ -63,11 +66,12 @@ type Program struct {
 	// KernText and LLVM are the kernels in the loop language and in LLVM IR, with Options.Keep.
 	KernText, LLVM []string
 	// Loops are the distinct kernels of the loop language, with Options.Keep.
-	Loops   []*kern.Kernel
-	Step    *ir.Module // the final program, in the IR
-	Runs    []Run      // of the ops of the step, once the code is made
-	Proof   *Proof     // what ProveOnce counted
-	planned *planned
+	Loops      []*kern.Kernel
+	Step       *ir.Module // the final program, in the IR
+	Runs       []Run      // of the ops of the step, once the code is made
+	Proof      *Proof     // what ProveOnce counted
+	planned    *planned
+	libraryDir string
 	*Explanation
 }
 
@@ -185,7 +189,7 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 	if limit == 0 {
 		limit = all.arena
 	}
-	p := &Program{planned: chosen, Step: chosen.module}
+	p := &Program{planned: chosen, libraryDir: opt.LibraryDir, Step: chosen.module}
 	if err := p.ProveOnce(); err != nil {
 		return nil, err
 	}
@@ -247,7 +251,7 @@ func Compile(ctx context.Context, m *frontend.Model, opt Options) (*Program, err
 // programs writes the launches of @init and @step, whose kernels k makes.
 func (p *Program) programs(m *frontend.Model, target cpu.Target, k kernels) (*exe.Model, error) {
 	em := &emitter{k: k, at: map[*ir.Op]int64{}, states: map[string]place{}}
-	x := &exe.Model{Name: m.Name, Target: target.String(), Features: target.Features(), InputSHA256: m.SHA256, Train: m.Train}
+	x := &exe.Model{Name: m.Name, Target: target.String(), Features: target.Features(), InputSHA256: m.SHA256, Train: m.Train, LibraryDir: p.libraryDir}
 	if m.Train {
 		x.Loss = "loss"
 	}
@@ -514,13 +518,15 @@ func (k *unitKernels) Launches(l lower.Launch) ([]kernelLaunch, error) {
 		ls, err = k.u.Attention(l.Attention)
 	case l.Conv != nil:
 		ls, err = k.u.Conv(l.Conv)
+	case l.Foreign != nil:
+		return []kernelLaunch{{Symbol: l.Foreign.Symbol, Tiles: l.Foreign.Tiles, Foreign: true, Library: l.Foreign.Library}}, nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	out := make([]kernelLaunch, len(ls))
 	for i, x := range ls {
-		out[i] = kernelLaunch{x.Symbol, x.Tiles, x.Workspace}
+		out[i] = kernelLaunch{Symbol: x.Symbol, Tiles: x.Tiles, Workspace: x.Workspace}
 	}
 	return out, nil
 }

@@ -26,6 +26,9 @@ const (
 
 // Nanoseconds of one run.
 func (c *costs) Nanoseconds(op *ir.Op, l *lower.Lowered) int64 {
+	if ns := op.Attrs.Int("cost_ns"); op.Name() == "foreign" && ns >= 0 {
+		return max(1, ns)
+	}
 	ps := int64(psPerLaunch)
 	var bytes int64
 	for _, v := range op.Operands {

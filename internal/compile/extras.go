@@ -137,6 +137,9 @@ func kernText(l lower.Launch) string {
 	case l.Contract != nil:
 		return "// " + l.Contract.Name + "\n" + l.Contract.Text()
 	}
+	if l.Foreign != nil {
+		return fmt.Sprintf("// %s of %s\n", l.Foreign.Symbol, l.Foreign.Library)
+	}
 	if l.Conv != nil {
 		return fmt.Sprintf("// %s\nconv %+v\n", l.Conv.Name, *l.Conv)
 	}

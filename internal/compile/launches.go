@@ -36,8 +36,11 @@ func (k keptLaunches) Launches(l lower.Launch) ([]kernelLaunch, error) {
 	s := fmt.Sprintf("k%d", len(k))
 	k[s] = l
 	tiles := int64(1) // of the families that are no kernels yet
-	if l.Kern != nil {
+	switch {
+	case l.Kern != nil:
 		tiles = l.Kern.Tiles
+	case l.Foreign != nil:
+		tiles = l.Foreign.Tiles
 	}
 	return []kernelLaunch{{Symbol: s, Tiles: tiles}}, nil
 }

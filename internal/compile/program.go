@@ -27,6 +27,8 @@ type kernelLaunch struct {
 	Tiles  int64
 	// Workspace: the kernel takes one more argument, a workspace of this many bytes.
 	Workspace int64
+	Foreign   bool   // it is a function of Library
+	Library   string // "": of the process
 }
 
 // emitter writes programs of launches for one model.
@@ -62,12 +64,18 @@ func (e *emitter) constant(op *ir.Op) place {
 	t := op.Attrs.Tensor("value")
 	off, ok := e.at[op]
 	if !ok {
-		off = remat.RoundUp(int64(len(e.consts)))
-		e.consts = append(e.consts, make([]byte, off-int64(len(e.consts)))...)
-		e.consts = append(e.consts, t.Data...)
+		off = e.pool(t.Data).offset
 		e.at[op] = off
 	}
 	return place{true, off, int64(len(t.Data))}
+}
+
+// pool puts bytes into the constant pool.
+func (e *emitter) pool(data []byte) place {
+	off := remat.RoundUp(int64(len(e.consts)))
+	e.consts = append(e.consts, make([]byte, off-int64(len(e.consts)))...)
+	e.consts = append(e.consts, data...)
+	return place{true, off, int64(len(data))}
 }
 
 // block emits the ops of a block laid out in frame, whose memory starts at base.
@@ -138,8 +146,11 @@ func (e *emitter) launches(op *ir.Op, l *lower.Lowered, frame *buffer.Frame, bas
 			}
 			args = append(args, p.arg(params[i]))
 		}
+		if launch.Foreign != nil {
+			args = slices.Insert(args, 0, e.pool(launch.Foreign.Call).arg(false))
+		}
 		for _, k := range ks {
-			inst := exe.Inst{Kind: exe.Launch, Symbol: k.Symbol, Layer: op.Loc.String(), Tiles: k.Tiles, Args: slices.Clone(args)}
+			inst := exe.Inst{Kind: exe.Launch, Symbol: k.Symbol, Layer: op.Loc.String(), Tiles: k.Tiles, Args: slices.Clone(args), Foreign: k.Foreign, Library: k.Library}
 			if k.Workspace > 0 {
 				inst.Args = append(inst.Args, place{false, base + work[len(sizes)], k.Workspace}.arg(true))
 			}

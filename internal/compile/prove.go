@@ -11,6 +11,7 @@ import (
 	"reprise/ir/tensor"
 	"reprise/passes/lower"
 	"reprise/passes/pinned"
+	"reprise/runtime/exe"
 )
 
 // Proof is what ProveOnce counted on the final program.
@@ -26,6 +27,8 @@ type Proof struct {
 	States int `json:"states"`
 	// Allowed are the layers that were opted out of pinning.
 	Allowed []string `json:"recompute_allowed,omitempty"`
+
+	once []*ir.Op // of the final program
 }
 
 // Count is how often ops of a kind run in a step: in the program before planning and in the planned
@@ -35,6 +38,8 @@ type Count struct {
 	Why     string `json:"why"` // effect, order or choice
 	Before  int    `json:"before"`
 	Planned int    `json:"planned"`
+	// Executed is how often kernels of such ops ran in a step, once Executed was told.
+	Executed int `json:"executed"`
 }
 
 // ProveOnce shows law 4 on the final program, by counting, and leaves the counts in p.Proof.
@@ -60,6 +65,9 @@ func (p *Program) ProveOnce() error {
 
 	proof := &Proof{Allowed: allowed, Once: countKinds(was, now)}
 	p.Proof = proof
+	for _, o := range now.once {
+		proof.once = append(proof.once, o.op)
+	}
 	for _, op := range final.Body.Ops {
 		if !lower.IsView(op) && !lower.IsConstant(op) {
 			proof.Ops++
@@ -292,7 +300,7 @@ func countKinds(was, now *course) []Count {
 	var out []Count
 	count := func(c *course, add func(*Count)) {
 		for _, o := range c.once {
-			why := [...]string{pinned.Effect: "effect", pinned.Order: "order", pinned.Choice: "choice"}[o.pin.Kind]
+			why := reason(o.op)
 			i := slices.IndexFunc(out, func(k Count) bool { return k.Op == o.op.Name() && k.Why == why })
 			if i < 0 {
 				i = len(out)
@@ -440,4 +448,48 @@ func base(v *ir.Value) *ir.Value {
 		v = v.Op.Operands[v.Index]
 	}
 	return v
+}
+
+// Executed takes the counters of steps that were run (runtime.Instance.Counts) into p.Proof. The error
+// names an op that runs once and did not run once in each of them; ops of loops may.
+func (p *Program) Executed(counts []int64, steps int) error {
+	run := map[*ir.Op]int{}
+	for i, r := range p.Runs {
+		run[r.IR] = i
+	}
+	ran := map[exe.OpRun]int64{}
+	for i, r := range exe.SortOps(p.Exe.Ops) {
+		ran[r] = counts[i]
+	}
+	for _, op := range p.Proof.once {
+		unit := op
+		at, ok := run[unit]
+		for !ok && unit.Block.Owner != nil {
+			unit = unit.Block.Owner
+			at, ok = run[unit]
+		}
+		if !ok {
+			continue // no element, no kernel
+		}
+		r := p.Runs[at].OpRun
+		if r.Sub == 0 && ran[r] != int64(steps) {
+			return proofError(op, "pinned", "%s ran %d times in %d steps", op.Name(), ran[r], steps)
+		}
+		for i := range p.Proof.Once {
+			if k := &p.Proof.Once[i]; k.Op == op.Name() && k.Why == reason(op) {
+				k.Executed += int(ran[r] / int64(max(1, steps)))
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// reason is the kind of pin that counts name.
+func reason(op *ir.Op) string {
+	pin, once := pinned.Own(op)
+	if !once {
+		pin.Kind = pinned.Choice
+	}
+	return [...]string{pinned.Effect: "effect", pinned.Order: "order", pinned.Choice: "choice"}[pin.Kind]
 }

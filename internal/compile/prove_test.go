@@ -168,7 +168,7 @@ func TestProveOnceFinds(t *testing.T) {
 func TestProofCounts(t *testing.T) {
 	p := planOf(t, builtin(t, tinyMoE), Options{})
 	assert.Equal(t, []Count{
-		{"top_k", "choice", 1, 1}, {"histogram", "choice", 1, 1}, {"argsort", "choice", 2, 2}},
+		{"top_k", "choice", 1, 1, 0}, {"histogram", "choice", 1, 1, 0}, {"argsort", "choice", 2, 2, 0}},
 		slices.DeleteFunc(slices.Clone(p.Proof.Once), func(c Count) bool { return c.Why != "choice" }))
 	assert.Zero(t, p.Proof.Twice)
 	assert.Positive(t, p.Proof.Clones)
@@ -207,7 +207,7 @@ func TestComparisonThatRoutes(t *testing.T) {
 		kinds = append(kinds, op.Loc.Layer)
 	}
 	assert.Equal(t, []string{"router"}, kinds)
-	assert.Contains(t, p.Proof.Once, Count{"compare", "choice", 1, 1})
+	assert.Contains(t, p.Proof.Once, Count{"compare", "choice", 1, 1, 0})
 
 	masked := strings.NewReplacer("%e = take %table, %i {axis=0}", "%f = convert %m {to=f32} : f32[64] loc(router)\n  %e = broadcast %f {dims=[0], shape=[64,64]}",
 		"  %i = convert %m {to=i32} : i32[64] loc(router)\n", "").Replace(routed)

@@ -19,6 +19,8 @@ type Options struct {
 	// function, then each op's results; those of regions and called functions as often as
 	// they run. Path names the regions and calls around it, outermost first, "" at the top.
 	Observe func(path string, v *ir.Value, t *tensor.Tensor)
+	// Foreign runs a foreign kernel (compile.ForeignKernels loads them); nil: they are refused.
+	Foreign func(op *ir.Op, args []*tensor.Tensor) ([]*tensor.Tensor, error)
 }
 
 // Run runs f with args, one for each parameter, and returns its results. The tensors are
@@ -91,6 +93,14 @@ func (f frame) Call(name string, args []*tensor.Tensor) ([]*tensor.Tensor, error
 		return nil, diag.Errorf("interp", "call of unknown function @%s", name)
 	}
 	return f.call(fn, f.path+"@"+name+"/", args)
+}
+
+// Foreign runs a foreign kernel by the option of that name.
+func (f frame) Foreign(op *ir.Op, args []*tensor.Tensor) ([]*tensor.Tensor, error) {
+	if f.opts.Foreign == nil {
+		return nil, fmt.Errorf("foreign kernel %q of library %q can't be interpreted: nobody gave the interpreter foreign kernels", op.Attrs.Str("symbol"), op.Attrs.Str("library"))
+	}
+	return f.opts.Foreign(op, args)
 }
 
 // Block runs a function's body or a region. Values die after their last use.

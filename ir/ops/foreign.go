@@ -1,6 +1,7 @@
 package ops
 
 import (
+	le "encoding/binary"
 	"fmt"
 	"os"
 	"strconv"
@@ -35,9 +36,18 @@ func parseType(s string) (ir.Type, error) {
 	return t, nil
 }
 
+// foreignDets and foreignEffects are what a foreign kernel may declare.
+func foreignDets() []ir.Det { return []ir.Det{ir.Exact, ir.Keyed, ir.Tol, ir.Decides, ir.Unknown} }
+
+func foreignEffects() []ir.Effect {
+	return []ir.Effect{ir.EffectNone, ir.EffectReads, ir.EffectWrites, ir.EffectComm, ir.EffectHost}
+}
+
+// MaxForeignRank is the greatest rank of an array of a foreign kernel.
+const MaxForeignRank = 16
+
 func foreignRow() *ir.OpDef {
-	dets := []ir.Det{ir.Exact, ir.Tol, ir.Decides, ir.Unknown}
-	effects := []ir.Effect{ir.EffectNone, ir.EffectReads, ir.EffectWrites, ir.EffectComm, ir.EffectHost}
+	dets, effects := foreignDets(), foreignEffects()
 	words := func(n int, word func(i int) string) []string {
 		out := make([]string, n)
 		for i := range out {
@@ -47,15 +57,20 @@ func foreignRow() *ir.OpDef {
 	}
 	return &ir.OpDef{
 		Name: "foreign", Family: "foreign",
-		Doc: "Calls `symbol` of `library`: a kernel that is not ours, with the types of its results in `results`. Unless `determinism` says otherwise nothing is known of it, so it runs once, is " +
-			"never recomputed, and what it gives is kept. It has no reference semantics: the interpreter refuses it by name.",
+		Doc: "Calls the C function `symbol` of `library`: a kernel that is not ours, with the types of its results in `results` (docs/foreign.md). Unless `determinism` says otherwise nothing " +
+			"is known of it, so it runs once, is never recomputed, and what it gives is kept. The interpreter calls the same function. Its derivative is the function `vjp`, which is given the " +
+			"operands, the results and the cotangents of the float results, and gives those of the float operands.",
 		Operands: []string{"args…"}, Results: []string{"results…"},
 		Attrs: []ir.AttrDef{
 			{Name: "symbol", Kind: "string", Doc: "name of the function"},
-			{Name: "library", Kind: "string", Default: "", Doc: "shared library that has it; empty: the program itself"},
+			{Name: "library", Kind: "string", Default: "", Doc: "shared library that has it, absolute or relative to the binary's directory; empty: the process itself"},
 			{Name: "results", Kind: "strings", Doc: "types of the results, e.g. f32[2,3]"},
-			{Name: "determinism", Kind: "string", Default: "unknown", Doc: "exact, tol, decides or unknown"},
+			{Name: "determinism", Kind: "string", Default: "unknown", Doc: "exact, keyed, tol, decides or unknown"},
 			{Name: "effect", Kind: "string", Default: "none", Doc: "none, reads, writes, comm or host"},
+			{Name: "tiles", Kind: "int", Default: int64(1), Doc: "pieces of work that threads may run in any order and at once; 1: one thread runs it"},
+			{Name: "cost_ns", Kind: "int", Default: int64(-1), Doc: "time of one run in ns; -1: no cost model, so it is rather kept than run again"},
+			{Name: "vjp", Kind: "string", Default: "", Doc: "function of the same library that is its derivative; empty: it has none"},
+			{Name: "variant", Kind: "string", Default: "", Doc: "which of several implementations the function is to take; part of its identity, so a clone has its original's"},
 		},
 		Infer: func(op *ir.Op) ([]ir.Type, error) {
 			ts := []ir.Type{}
@@ -66,11 +81,31 @@ func foreignRow() *ir.OpDef {
 				}
 				ts = append(ts, t)
 			}
+			for _, t := range append(typesOf(op.Operands), ts...) {
+				if t.Rank() > MaxForeignRank {
+					return nil, fmt.Errorf("%v has more than %d dimensions", t, MaxForeignRank)
+				}
+			}
 			return ts, nil
 		},
 		Constraints: []ir.Constraint{
 			oneOf("C1", "determinism", words(len(dets), func(i int) string { return dets[i].String() })...),
 			oneOf("C2", "effect", words(len(effects), func(i int) string { return effects[i].String() })...),
+			{Label: "C3", Text: "there is at least one tile, and only one where there is an effect", Check: func(op *ir.Op) error {
+				if n := op.Attrs.Int("tiles"); n < 1 || n > 1<<30 || n > 1 && op.Attrs.Str("effect") != "none" {
+					return fmt.Errorf("%d tiles, effect %s", n, op.Attrs.Str("effect"))
+				}
+				return nil
+			}},
+			{Label: "C4", Text: "symbol and vjp are names in C", Check: func(op *ir.Op) error {
+				if s := op.Attrs.Str("symbol"); !isCName(s) {
+					return fmt.Errorf("symbol %q", s)
+				}
+				if s := op.Attrs.Str("vjp"); s != "" && !isCName(s) {
+					return fmt.Errorf("vjp %q", s)
+				}
+				return nil
+			}},
 		},
 		Effect: func(op *ir.Op) ir.Effect {
 			for _, e := range effects {
@@ -89,12 +124,94 @@ func foreignRow() *ir.OpDef {
 			return ir.Unknown
 		},
 		Cost:          func(op *ir.Op) ir.Cost { return ir.Cost{Bytes: ownBytes(op)} },
-		NoGrad:        "a foreign kernel has no derivative",
-		HandScheduled: "foreign: comes with the runtime that loads foreign kernels",
-		Ref: func(_ ir.Eval, op *ir.Op, _ []*tensor.Tensor) ([]*tensor.Tensor, error) {
-			return nil, fmt.Errorf("foreign kernel %q of library %q can't be interpreted: it has no reference semantics", op.Attrs.Str("symbol"), op.Attrs.Str("library"))
+		VJP:           foreignVJP,
+		HandScheduled: "foreign",
+		Ref: func(e ir.Eval, op *ir.Op, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
+			return e.Foreign(op, in)
 		},
 	}
+}
+
+func isCName(s string) bool {
+	for i, c := range []byte(s) {
+		if !(c == '_' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || i > 0 && '0' <= c && c <= '9') {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// foreignVJP calls the function that a foreign kernel names as its derivative.
+func foreignVJP(b *ir.Builder, op *ir.Op, douts []*ir.Value) ([]*ir.Value, error) {
+	symbol := op.Attrs.Str("vjp")
+	if symbol == "" {
+		return nil, noDerivative(op, "foreign kernel %q names no function that computes one", op.Attrs.Str("symbol")).
+			WithHint("put stop_gradient before it, or give it one: vjp=\"SYMBOL\" (docs/foreign.md)")
+	}
+	args := append(append([]*ir.Value{}, op.Operands...), op.Results...)
+	for i, d := range douts {
+		t := op.Out(i)
+		if !t.DType.IsFloat() {
+			continue
+		}
+		if d == nil {
+			d = Full(b, t, 0)
+		}
+		args = append(args, d)
+	}
+	var types []string
+	for _, v := range op.Operands {
+		if v.Type.DType.IsFloat() {
+			types = append(types, v.Type.String())
+		}
+	}
+	attrs := []ir.Attr{ir.A("symbol", symbol), ir.A("results", types)}
+	for _, name := range []string{"library", "determinism", "tiles", "cost_ns", "variant"} {
+		attrs = append(attrs, ir.A(name, op.Attrs.Get(name)))
+	}
+	grads := b.Multi("foreign", args, nil, attrs...).Results
+	out := make([]*ir.Value, len(op.Operands))
+	for i, v := range op.Operands {
+		if v.Type.DType.IsFloat() {
+			out[i], grads = grads[0], grads[1:]
+		}
+	}
+	return out, nil
+}
+
+// ForeignCall is what a foreign kernel is told of its call: struct reprise_call of
+// runtime/native/src/reprise_foreign.h, little endian.
+func ForeignCall(op *ir.Op) []byte {
+	var b []byte
+	i32 := func(vs ...int) {
+		for _, v := range vs {
+			b = le.LittleEndian.AppendUint32(b, uint32(int32(v)))
+		}
+	}
+	i64 := func(v int64) { b = le.LittleEndian.AppendUint64(b, uint64(v)) }
+	i32(1, len(op.Operands), len(op.Results), 0)
+	i64(op.Attrs.Int("tiles"))
+	var variant [40]byte
+	copy(variant[:len(variant)-1], op.Attrs.Str("variant"))
+	b = append(b, variant[:]...)
+	array := func(t ir.Type) {
+		i32(int(t.DType), t.Rank())
+		i64(t.Bytes())
+		for k := range MaxForeignRank {
+			n := int64(1)
+			if k < t.Rank() {
+				n = t.Shape[k]
+			}
+			i64(n)
+		}
+	}
+	for _, v := range op.Operands {
+		array(v.Type)
+	}
+	for _, v := range op.Results {
+		array(v.Type)
+	}
+	return b
 }
 
 func hostOp(d *ir.OpDef) *ir.OpDef {

@@ -92,10 +92,15 @@ func (r *Reverse) vjp(op *ir.Op, douts []*ir.Value) ([]*ir.Value, error) {
 	if why == "" {
 		why = "its row has no derivative"
 	}
-	return nil, (&diag.Error{
+	return nil, noDerivative(op, "%s", why).WithHint("put stop_gradient before it, or leave the parameters it depends on out of the gradient")
+}
+
+// noDerivative is the error for an op that stands between the loss and what it is differentiated by.
+func noDerivative(op *ir.Op, why string, args ...any) *diag.Error {
+	return &diag.Error{
 		Code: "gradient", Op: op.Name(), Layer: op.Loc.Layer, File: op.Loc.File, Line: op.Loc.Line,
-		Message: "a gradient is asked for through an op that has none: " + why,
-	}).WithHint("put stop_gradient before it, or leave the parameters it depends on out of the gradient")
+		Message: "a gradient is asked for through an op that has none: " + fmt.Sprintf(why, args...),
+	}
 }
 
 // throughExpansion differentiates a composite op without a VJP of its own by writing out

@@ -39,7 +39,16 @@ type Launch struct {
 	Contract  *kern.Contract
 	Attention *kern.Attention
 	Conv      *kern.Conv
+	Foreign   *Foreign
 	Args      []Ref
+}
+
+// Foreign is a function of a shared library with the interface of a kernel, whose first argument is
+// a description of the call; Launch.Args are those behind it.
+type Foreign struct {
+	Library, Symbol string
+	Tiles           int64
+	Call            []byte
 }
 
 // Lowered is an op as launches, to be run in order.
@@ -83,6 +92,8 @@ func lowerOp(op *ir.Op) (*Lowered, error) {
 	switch {
 	case op.Def.HandScheduled == "attention":
 		return attention(op)
+	case op.Name() == "foreign":
+		return foreign(op), nil
 	case op.Name() == "conv" && op.In(0).DType == dtype.F32 && op.In(1).DType == dtype.F32:
 		if c := ops.ConvKernel(op); c != nil {
 			return &Lowered{Launches: []Launch{{Conv: c, Args: []Ref{{Operand, 0}, {Operand, 1}, {Result, 0}}}}}, nil
@@ -115,6 +126,17 @@ func lowerOp(op *ir.Op) (*Lowered, error) {
 		return nil, err
 	}
 	return p.lower()
+}
+
+func foreign(op *ir.Op) *Lowered {
+	l := Launch{Foreign: &Foreign{Library: op.Attrs.Str("library"), Symbol: op.Attrs.Str("symbol"), Tiles: op.Attrs.Int("tiles"), Call: ops.ForeignCall(op)}}
+	for i := range op.Operands {
+		l.Args = append(l.Args, Ref{Operand, i})
+	}
+	for i := range op.Results {
+		l.Args = append(l.Args, Ref{Result, i})
+	}
+	return &Lowered{Launches: []Launch{l}}
 }
 
 // program is what becomes one fused kernel: a list of ops over leaf buffers.

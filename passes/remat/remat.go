@@ -120,8 +120,15 @@ func Build(f *ir.Func, costs Costs, opt Options) (*Problem, error) {
 				po.Workspace += RoundUp(w)
 			}
 		}
+		unknown := op.Name() == "foreign" && op.Attrs.Int("cost_ns") < 0
+		if unknown {
+			p.NoCost = append(p.NoCost, op.Loc.Layer+":foreign "+op.Attrs.Str("symbol"))
+		}
 		for i, r := range op.Results {
 			pv := planner.Value{Bytes: RoundUp(r.Type.Bytes())}
+			if unknown { // who knows what a second run would take
+				pv.Policy = planner.PreferSave
+			}
 			if view && residentConst(op.Operands[i]) {
 				pv.Bytes = 0
 			} else if view {

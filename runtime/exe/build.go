@@ -73,6 +73,9 @@ func Toolchain() (clang string, err error) {
 	return clang, nil
 }
 
+// foreignObject loads foreign kernels; models without any do without it.
+const foreignObject = "foreign.c.o"
+
 // Driver is the driver's compiled objects. One serves any number of models, also
 // at the same time, and may be compiled while a model still is.
 type Driver struct {
@@ -180,12 +183,16 @@ func (d *Driver) build(ctx context.Context, dir string, m *Model, objects []stri
 	case d.shared:
 		out = LibraryPath(out)
 		args = append(args, "-shared", "-Wl,--version-script=exports", "-Wl,-z,defs")
-	case !d.options.dynamic:
+	case !d.options.dynamic && !m.HasForeign(): // a static program can't load libraries
 		args = append(args, "-static", "-no-pie")
 	}
 	args = append(args, d.options.cflags...)
 	args = append(args, "-o", "out", "model.c.o", "data.s.o")
-	args = append(args, d.objects...)
+	for _, o := range d.objects {
+		if filepath.Base(o) != foreignObject || m.HasForeign() {
+			args = append(args, o)
+		}
+	}
 	for _, object := range objects {
 		abs, err := filepath.Abs(object)
 		if err != nil {

@@ -131,6 +131,11 @@ type Inst struct {
 	Tiles  int64  // Launch
 	Args   []Arg  // Launch
 
+	// Foreign: Symbol is a function of the shared library Library (absolute, or relative to the directory
+	// of the binary; "": of the process), which is loaded when an instance is made.
+	Foreign bool
+	Library string
+
 	// Run is the run of an op that the instruction is part of: an index in Model.Ops plus one, 0
 	// for what belongs to none (Init, states brought home).
 	Run int
@@ -174,6 +179,10 @@ type Model struct {
 
 	ArenaBytes    int64 // the promised peak: the highest byte that is touched
 	ResidentBytes int64 // state lies below this offset, and nothing else does
+
+	// LibraryDir is where relative libraries are looked for that are not beside the binary: for programs
+	// in temporary places. "": nowhere.
+	LibraryDir string
 
 	Info json.RawMessage // what compile --json prints, kept in the signature under "info"; may be nil
 	Plan json.RawMessage // the plan, under "plan"; may be nil

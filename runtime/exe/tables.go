@@ -82,7 +82,7 @@ func makeTables(m *Model) tables {
 	symbols := map[string]bool{}
 	for _, prog := range [][]Inst{m.Init, m.Step} {
 		for _, in := range prog {
-			if in.Kind == Launch && !symbols[in.Symbol] {
+			if in.Kind == Launch && !in.Foreign && !symbols[in.Symbol] {
 				symbols[in.Symbol] = true
 				fmt.Fprintf(&b, "rp_kernel %s;\n", in.Symbol)
 			}
@@ -121,8 +121,13 @@ func makeTables(m *Model) tables {
 	numbers(&b, "int64_t", "shapes", shapes)
 	fmt.Fprintf(&b, "static const rp_value values[] = {\n%s    {0}};\n\n", rows.String())
 
-	program(&b, "init", m.Init)
-	program(&b, "step", m.Step)
+	foreign := foreignTable(&b, m)
+	loader := "NULL"
+	if len(foreign) > 0 {
+		loader = "&rp_foreign_loader"
+	}
+	program(&b, "init", m.Init, foreign)
+	program(&b, "step", m.Step, foreign)
 
 	opTable(&b, m.Ops)
 
@@ -140,8 +145,9 @@ func makeTables(m *Model) tables {
     .step = {step_insts, %d, step_args, sizeof step_args / sizeof step_args[0]},
     .ops = ops, .nops = %d, .arena_bytes = %d, .resident_bytes = %d,
     .consts = &rp_consts, .weights = &rp_weights,
+    .foreign = foreign, .nforeign = %d, .loader = %s, .library_dir = %s,
 };
-`, cString(m.Name), cString(m.Target), cString(m.InputSHA256), m.Train, loss, len(values), len(m.Init), len(m.Step), len(m.Ops), m.ArenaBytes, m.ResidentBytes)
+`, cString(m.Name), cString(m.Target), cString(m.InputSHA256), m.Train, loss, len(values), len(m.Init), len(m.Step), len(m.Ops), m.ArenaBytes, m.ResidentBytes, len(foreign), loader, cString(m.LibraryDir))
 	t.c = b.String()
 
 	// Large sections: constants and weights may be out of reach of 32-bit
@@ -171,17 +177,51 @@ rp_weights: .quad weights
 	return t
 }
 
-func program(b *strings.Builder, name string, prog []Inst) {
+// foreignID tells foreign functions apart.
+type foreignID struct{ library, symbol string }
+
+// foreignTable writes the foreign functions that a model calls and returns the number of each, from 1.
+func foreignTable(b *strings.Builder, m *Model) map[foreignID]int {
+	number := map[foreignID]int{}
+	b.WriteString("static const rp_foreign foreign[] = {\n")
+	for _, prog := range [][]Inst{m.Init, m.Step} {
+		for _, in := range prog {
+			id := foreignID{in.Library, in.Symbol}
+			if in.Kind == Launch && in.Foreign && number[id] == 0 {
+				number[id] = len(number) + 1
+				fmt.Fprintf(b, "    {%s, %s, %s},\n", cString(in.Library), cString(in.Symbol), cString(in.Layer))
+			}
+		}
+	}
+	b.WriteString("    {0}};\n\n")
+	return number
+}
+
+// HasForeign reports whether m calls functions of other libraries.
+func (m *Model) HasForeign() bool {
+	for _, prog := range [][]Inst{m.Init, m.Step} {
+		for _, in := range prog {
+			if in.Foreign {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func program(b *strings.Builder, name string, prog []Inst, foreign map[foreignID]int) {
 	var args []int64
 	var targets []int32
 	var rows strings.Builder
 	layer := map[string]string{} // one literal for each layer: the compiler merges them, its input need not be large
 	for _, in := range prog {
 		first, firstTarget := len(args), len(targets)
-		kind, wait, fn, index := "RP_LAUNCH", 0, "NULL", 0
+		kind, wait, fn, index, number := "RP_LAUNCH", 0, "NULL", 0, 0
 		switch in.Kind {
 		case Launch:
-			fn = in.Symbol
+			if fn = in.Symbol; in.Foreign {
+				fn, number = "NULL", foreign[foreignID{in.Library, in.Symbol}]
+			}
 			for _, a := range in.Args {
 				args = append(args, a.encode())
 			}
@@ -204,8 +244,8 @@ func program(b *strings.Builder, name string, prog []Inst) {
 		if layer[in.Layer] == "" {
 			layer[in.Layer] = cString(in.Layer)
 		}
-		fmt.Fprintf(&rows, "    {%s, %d, %d, %d, %d, %d, %s, %s, %s, %s_targets + %d, %d},\n", kind, wait, index, len(args)-first, first, in.Tiles,
-			fn, cString(in.Symbol), layer[in.Layer], name, firstTarget, len(in.Targets))
+		fmt.Fprintf(&rows, "    {%s, %d, %d, %d, %d, %d, %s, %s, %s, %s_targets + %d, %d, %d},\n", kind, wait, index, len(args)-first, first, in.Tiles,
+			fn, cString(in.Symbol), layer[in.Layer], name, firstTarget, len(in.Targets), number)
 	}
 	numbers(b, "int64_t", name+"_args", args)
 	numbers(b, "int32_t", name+"_targets", targets)

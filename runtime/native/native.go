@@ -8,6 +8,7 @@ import (
 	"embed"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 )
 
@@ -30,13 +31,13 @@ func Sources(shared bool) []File {
 	if err != nil {
 		panic(fmt.Sprintf("BUG: embedded driver: %v", err))
 	}
-	leave := "lib.c"
+	leave := []string{"lib.c", "probe.c"}
 	if shared {
-		leave = "main.c"
+		leave = []string{"main.c"}
 	}
 	var files []File
 	for _, e := range entries {
-		if e.Name() == leave || !(strings.HasSuffix(e.Name(), ".c") || strings.HasSuffix(e.Name(), ".h")) {
+		if slices.Contains(leave, e.Name()) || !(strings.HasSuffix(e.Name(), ".c") || strings.HasSuffix(e.Name(), ".h")) {
 			continue
 		}
 		text, err := fs.ReadFile(sources, "src/"+e.Name())

@@ -52,6 +52,8 @@ static int64_t follow(const rp_inst *i, char *const *args, int64_t pc) {
  * caller of the library has set for its own (and its threads inherit). */
 enum { STANDARD_ARITHMETIC = 0x1f80 };
 
+rp_kernel *rp_function(const rp_engine *g, const rp_inst *i) { return i->foreign == 0 ? i->fn : g->foreign[i->foreign - 1]; }
+
 static void walk_program(void *context, int worker, int workers) {
     const walk *w = context;
     unsigned callers = _mm_getcsr();
@@ -72,7 +74,10 @@ static void walk_program(void *context, int worker, int workers) {
         }
         if (i->kind == RP_LAUNCH) {
             int64_t lo = worker * i->tiles / workers, hi = (worker + 1) * i->tiles / workers;
-            if (lo < hi) i->fn(args, lo, hi, scratch);
+            if (lo < hi) {
+                rp_function(w->g, i)(args, lo, hi, scratch);
+                if (i->foreign != 0) _mm_setcsr(STANDARD_ARITHMETIC); /* whatever it has set */
+            }
             if (profile != NULL) {
                 int64_t now = rp_now_ns();
                 last = &profile[pc];
@@ -122,7 +127,11 @@ int rp_engine_create(rp_engine *g, const rp_model *m, void *arena, int threads, 
     if (threads < 1 || threads > RP_MAX_THREADS)
         return rp_fail(e, REPRISE_USAGE, NULL, "%d threads: want 1 to %d", threads, RP_MAX_THREADS);
     if ((uintptr_t)arena % 64 != 0) return rp_fail(e, REPRISE_USAGE, NULL, "the arena must start at a multiple of 64 bytes");
-    if ((code = rp_map(&g->scratch, (int64_t)threads * RP_SCRATCH_BYTES, 4096, false, e)) != REPRISE_OK) return code;
+    if (m->loader != NULL) {
+        if ((g->foreign = calloc((size_t)m->nforeign + 1, sizeof *g->foreign)) == NULL) return rp_fail(e, REPRISE_MEMORY, NULL, "no memory for %d foreign kernels", (int)m->nforeign);
+        if ((code = m->loader->open(m, g->foreign, &g->libraries, e)) != REPRISE_OK) goto fail;
+    }
+    if ((code = rp_map(&g->scratch, (int64_t)threads * RP_SCRATCH_BYTES, 4096, false, e)) != REPRISE_OK) goto fail;
     if (arena == NULL) {
         /* Asked now, because later there is no error: the kernel kills a process that touches
          * more memory than there is. */
@@ -153,6 +162,8 @@ void rp_engine_destroy(rp_engine *g) {
     free(g->init_args);
     free(g->step_args);
     free(g->profile);
+    free(g->foreign);
+    if (g->libraries != NULL) g->model->loader->close(g->libraries, g->model->nforeign);
     rp_unmap(&g->own);
     rp_unmap(&g->scratch);
     *g = (rp_engine){0};

@@ -26,6 +26,7 @@ const char *rp_code_name(int code) {
     case REPRISE_CHANGED: return "changed";
     case REPRISE_CHECKPOINT: return "checkpoint";
     case REPRISE_IO: return "io";
+    case REPRISE_FOREIGN: return "foreign";
     }
     return "unknown";
 }

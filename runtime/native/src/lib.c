@@ -112,6 +112,10 @@ EXPORT int reprise_counts(const reprise_instance *i, int64_t *counts, int64_t n,
     return REPRISE_OK;
 }
 
+EXPORT int reprise_probe(reprise_instance *i, int init, int64_t instruction, int threads, uint64_t seed, reprise_error *error) {
+    return rp_probe(&i->engine, init != 0, instruction, threads, seed, error);
+}
+
 EXPORT int reprise_read(reprise_instance *i, const char *name, void *data, int64_t bytes, reprise_error *error) {
     const rp_value *v = find(name, data, bytes, error);
     if (v == NULL) return REPRISE_USAGE;

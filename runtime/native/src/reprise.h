@@ -24,7 +24,8 @@ enum {
     REPRISE_DATA = 4,       /* data missing, too short, of the wrong type or shape */
     REPRISE_CHANGED = 5,    /* a data file changed while it was read */
     REPRISE_CHECKPOINT = 6, /* checkpoint damaged, cut short or of another model */
-    REPRISE_IO = 7          /* a file could not be read or written */
+    REPRISE_IO = 7,         /* a file could not be read or written */
+    REPRISE_FOREIGN = 8     /* a foreign kernel's library or function is missing */
 };
 
 typedef struct reprise_error {
@@ -70,6 +71,10 @@ int64_t reprise_step_next(reprise_instance *instance);
  * counts: the numbers so far, in the order of "ops" in the signature, n being how many these are. */
 int reprise_count(reprise_instance *instance, reprise_error *error);
 int reprise_counts(const reprise_instance *instance, int64_t *counts, int64_t n, reprise_error *error);
+
+/* Runs one launch of the program of init (1) or step (0) on the arena as it is, its tiles cut, ordered and
+ * spread over threads by a seed: what it writes must not depend on that. */
+int reprise_probe(reprise_instance *instance, int init, int64_t instruction, int threads, uint64_t seed, reprise_error *error);
 
 /* Copies state (parameters, optimizer state, buffers) out or in, between steps;
  * read also serves outputs, right after a step. */

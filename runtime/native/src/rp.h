@@ -54,7 +54,13 @@ typedef struct rp_inst {
     const char *symbol, *layer;
     const int32_t *targets;
     int32_t ntargets;
+    int32_t foreign; /* launch: 0, or one more than the index in rp_model.foreign, and fn is NULL */
 } rp_inst;
+
+/* A function of another library. */
+typedef struct rp_foreign {
+    const char *library, *symbol, *layer;
+} rp_foreign;
 
 /* One run of an op of the plan: op is its number there, sub that among the ops of its regions (0:
  * itself), clone which recomputation (0: the first). It runs as often as instruction entry, less as
@@ -72,7 +78,16 @@ typedef struct rp_program {
     int64_t nargs;
 } rp_program;
 
-typedef struct rp_model {
+typedef struct rp_model rp_model;
+
+/* What loads foreign functions: open fills functions, one for each of the model's, and makes handles,
+ * which close takes. */
+typedef struct rp_loader {
+    int (*open)(const rp_model *m, rp_kernel **functions, void ***handles, reprise_error *e);
+    void (*close)(void **handles, int n);
+} rp_loader;
+
+struct rp_model {
     const char *name, *target, *input_sha256;
     const char *const *features; /* NULL-terminated */
     bool train;
@@ -84,9 +99,14 @@ typedef struct rp_model {
     int32_t nops;
     int64_t arena_bytes, resident_bytes;
     const char *const *consts, *const *weights; /* pointers kept apart: the data may be out of 32-bit reach */
-} rp_model;
+    const rp_foreign *foreign;
+    int32_t nforeign;
+    const rp_loader *loader;  /* NULL: there is nothing foreign */
+    const char *library_dir;  /* where relative libraries may also be, or "" */
+};
 
 extern const rp_model rp_the_model;
+extern const rp_loader rp_foreign_loader; /* foreign.c */
 extern const char rp_description[]; /* JSON */
 
 /* ---- errors (error.c) ---- */
@@ -163,6 +183,8 @@ typedef struct rp_engine {
     rp_mapping scratch; /* all workers' */
     rp_pool *pool;
     char **init_args, **step_args;
+    rp_kernel **foreign; /* functions, by index in the model's table */
+    void **libraries;
     uint64_t seed;
     int64_t step;        /* steps done */
     rp_profile *profile; /* per instruction of Step, or NULL */
@@ -179,6 +201,8 @@ void rp_engine_run(rp_engine *g);   /* the step's program; counts the step */
 int64_t rp_engine_next(rp_engine *g);                /* instead of run, after pc = 0: one instruction; returns the index of the next, -1 after the last */
 int rp_engine_count(rp_engine *g, rp_error *e);      /* count executions from now on */
 int64_t rp_op_count(const rp_engine *g, const rp_op *op); /* where they are counted */
+rp_kernel *rp_function(const rp_engine *g, const rp_inst *i);
+int rp_probe(rp_engine *g, bool init, int64_t pc, int threads, uint64_t seed, rp_error *e); /* probe.c */
 const rp_value *rp_find(const rp_model *m, const char *name);
 void rp_state_sha256(const rp_engine *g, char hex[65]);
 int64_t rp_now_ns(void);
