@@ -149,6 +149,7 @@ type search struct {
 	steps  int64
 	kin    *kin
 	swept  sweepResult
+	hard   bool // constructive solvers and bound are far apart
 
 	lowSeq  []int32 // smallest peak seen
 	lowPeak int64
@@ -311,6 +312,13 @@ func (s *search) attempt() {
 	if s.best == nil {
 		s.below()
 	}
+	s.hard = s.m.n <= tapeLimit && (s.best == nil || s.cost-s.lower > s.m.base/200)
+	if s.hard {
+		s.tapes()
+		if s.done() {
+			return
+		}
+	}
 	s.anneal()
 	if s.best == nil {
 		// Where views cost something, Check may also see reuse that the
@@ -366,12 +374,16 @@ func (s *search) done() bool {
 	return s.best != nil && float64(s.cost-s.lower) <= s.opt.Gap*float64(s.m.base)
 }
 
-// allowance returns the steps of a solve: what was asked for, or what takes
-// about one second on one core for problems of a few hundred to a few thousand
-// ops.
+// allowance returns the steps of a solve: what was asked for, or what takes a
+// few seconds on one core for problems of a few hundred to a few thousand ops.
+// Where the cuts and what they guide have left a wide gap it is what takes half
+// a minute.
 func (s *search) allowance() int64 {
 	if s.opt.Steps > 0 {
 		return s.opt.Steps
+	}
+	if s.hard {
+		return 2_000_000 + 6000*int64(min(s.m.n, 1000))
 	}
 	return 800_000 + 80*int64(s.m.n)
 }
@@ -441,20 +453,11 @@ func (s *search) anneal() {
 		a     *annealer
 	}
 	chains := func(list []*chain) {
-		threads := max(1, min(s.opt.Threads, len(list)))
-		var wait sync.WaitGroup
-		for w := 0; w < threads; w++ {
-			wait.Add(1)
-			go func() {
-				defer wait.Done()
-				for k := w; k < len(list); k += threads {
-					c := list[k]
-					c.a = newAnnealer(s.m, c.seq, s.opt.Budget, s.opt.Seed*1000003+c.seed)
-					c.done = c.a.run(c.moves, c.hot*mean, c.cold*mean, usual, s.stopped)
-				}
-			}()
-		}
-		wait.Wait()
+		s.parallel(len(list), func(k int) {
+			c := list[k]
+			c.a = newAnnealer(s.m, c.seq, s.opt.Budget, s.opt.Seed*1000003+c.seed)
+			c.done = c.a.run(c.moves, c.hot*mean, c.cold*mean, usual, s.stopped)
+		})
 		for _, c := range list {
 			s.steps += c.done
 			s.offer(c.a.best, "anneal")
@@ -490,6 +493,67 @@ func (s *search) anneal() {
 		})
 		hot /= 2
 	}
+}
+
+// tapeLimit is how many nodes a tape takes: shifting a stretch of it costs time
+// in proportion.
+const tapeLimit = 4096
+
+// tapeMoves is how many moves of a tape count as one step.
+const tapeMoves = 8
+
+// tapes anneals the orders from scratch with simple moves. It finds orders that
+// need less memory, and what to compute again in those, where layers give no
+// structure to follow.
+func (s *search) tapes() {
+	total := s.allowance() * tapeMoves
+	order := s.orders[len(s.orders)-1]
+	type try struct {
+		a     *taper
+		c     cooling
+		moves int64
+	}
+	run := func(list []try) (best int) {
+		done := make([]int64, len(list))
+		s.parallel(len(list), func(k int) { done[k] = list[k].a.anneal(list[k].moves, list[k].c, s.stopped) })
+		for k, t := range list {
+			s.steps += done[k] / tapeMoves
+			if s.offer(t.a.best, "tape") {
+				best = k
+			}
+			if t.a.lowest != nil {
+				if peak, _, ok := s.sim.run(t.a.lowest); ok {
+					s.low(t.a.lowest, peak)
+				}
+			}
+		}
+		return best
+	}
+	seed := s.opt.Seed*1000003 + 300
+	var list []try
+	for k, c := range coolings {
+		list = append(list, try{newTaper(s.m, order, s.opt.Budget, seed+uint64(k)), c, total / 8})
+	}
+	c := coolings[run(list)]
+	if !s.done() && !s.stopped() {
+		run([]try{{newTaper(s.m, order, s.opt.Budget, seed+uint64(len(coolings))), c, total / 4}})
+	}
+}
+
+// parallel calls f for 0 to n-1 on as many threads as are allowed.
+func (s *search) parallel(n int, f func(k int)) {
+	threads := max(1, min(s.opt.Threads, n))
+	var wait sync.WaitGroup
+	for w := 0; w < threads; w++ {
+		wait.Add(1)
+		go func() {
+			defer wait.Done()
+			for k := w; k < n; k += threads {
+				f(k)
+			}
+		}()
+	}
+	wait.Wait()
 }
 
 // low remembers a sequence with a small peak, for when nothing fits.
