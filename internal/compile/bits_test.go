@@ -30,9 +30,6 @@ func small() []string {
 		"builtin:resnet,size=8,width=4,blocks=1,batch=3",
 		"builtin:lstm,batch=3,seq=5,d=24,vocab=30",
 		"builtin:moe,layers=2,d=24,heads=2,seq=12,batch=2,vocab=30,hidden=20,experts=4",
-		"builtin:qwen,layers=2,d=32,heads=4,kv_heads=2,hidden=44,seq=20,batch=2,vocab=33",
-		"builtin:llama4,layers=2,d=32,heads=4,kv_heads=2,hidden=20,dense_hidden=36,experts=4,nope_every=2,seq=12,batch=2,vocab=30,jitter=0.1",
-		"builtin:mixtral,layers=2,d=32,heads=4,kv_heads=2,hidden=20,experts=4,seq=12,batch=2,vocab=30,jitter=0.1",
 	}
 }
 

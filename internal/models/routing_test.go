@@ -1,0 +1,194 @@
+package models
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"reprise/frontend"
+	"reprise/ir"
+	"reprise/ir/tensor"
+	"reprise/runtime"
+)
+
+// delicate is a state and data with which a router decides by a hair, or by nothing at all.
+type delicate struct {
+	name string
+	// prepare changes state in place; data, if any, takes the place of the book.
+	prepare func(state map[string]*tensor.Tensor)
+	data    func(step *ir.Func) inputs
+	// counts looks at the pairs that each expert of a block got in a step.
+	counts func(t *testing.T, counts []int32)
+}
+
+// routers are the routers' weights [C, E] in a state.
+func routers(state map[string]*tensor.Tensor, change func(w []float32, experts int)) {
+	for name, w := range state {
+		if strings.HasSuffix(name, ".router.w") {
+			change(w.F32(), int(w.Shape[1]))
+		}
+	}
+}
+
+func biases(state map[string]*tensor.Tensor, change func(b []float32)) {
+	for name, b := range state {
+		if strings.HasSuffix(name, ".expert_bias") {
+			change(b.F32())
+		}
+	}
+}
+
+func repeated(step *ir.Func) inputs {
+	in := inputs{}
+	for _, p := range step.Body.Params {
+		if p.Role() == ir.RoleInput {
+			x := fresh(p)
+			for k := range x.Len() {
+				x.SetBits(k, 7)
+			}
+			in[p.Name] = x
+		}
+	}
+	return in
+}
+
+func anyCounts(*testing.T, []int32) {}
+
+func total(counts []int32) (sum, most int32, empty int) {
+	for _, n := range counts {
+		sum, most = sum+n, max(most, n)
+		if n == 0 {
+			empty++
+		}
+	}
+	return sum, most, empty
+}
+
+// delicates are the cases; biased says whether the model has biases of experts.
+func delicates(biased bool, top int32) []delicate {
+	keep := func(map[string]*tensor.Tensor) {}
+	zero := func(w []float32, _ int) { clear(w) }
+	list := []delicate{
+		{"zero gate: exact ties", func(s map[string]*tensor.Tensor) { routers(s, zero) }, nil, func(t *testing.T, counts []int32) {
+			sum, most, empty := total(counts)
+			require.Equal(t, sum, top*most, "ties go to the first experts")
+			require.Equal(t, len(counts)-int(top), empty)
+		}},
+		{"near ties: neighbours in the last place", func(s map[string]*tensor.Tensor) {
+			routers(s, func(w []float32, experts int) {
+				for r := 0; r < len(w); r += experts {
+					for e := 1; e < experts; e++ {
+						w[r+e] = math.Float32frombits(math.Float32bits(w[r]) + uint32(e%3) - 1)
+					}
+				}
+			})
+		}, nil, anyCounts},
+		{"one repeated token", keep, repeated, anyCounts},
+		{"one repeated token and a zero gate", func(s map[string]*tensor.Tensor) { routers(s, zero) }, repeated, anyCounts},
+	}
+	none := func(t *testing.T, counts []int32) { require.Zero(t, counts[len(counts)-1]) }
+	if biased {
+		return append(list, delicate{"an expert without a token", func(s map[string]*tensor.Tensor) {
+			biases(s, func(b []float32) { b[len(b)-1] = -10 })
+		}, nil, none}, delicate{"all tokens to one expert", func(s map[string]*tensor.Tensor) {
+			biases(s, func(b []float32) { b[1] = 10 })
+		}, nil, func(t *testing.T, counts []int32) {
+			sum, most, _ := total(counts)
+			require.Equal(t, sum, most)
+			require.Equal(t, sum, counts[1])
+		}})
+	}
+	// Logits a, a, −a, −a, 0: the last is never among the two greatest.
+	return append(list, delicate{"an expert without a token", func(s map[string]*tensor.Tensor) {
+		routers(s, func(w []float32, experts int) {
+			for r := 0; r < len(w); r += experts {
+				w[r+1], w[r+2], w[r+3], w[r+4] = w[r], -w[r], -w[r], 0
+			}
+		})
+	}, nil, none})
+}
+
+// Where routing hangs by a thread, every gradient (the first momentum is one), parameter, state and loss is
+// the same at every budget, on any number of threads and instruction set, and equal to the interpreter.
+func TestDelicateRouting(t *testing.T) {
+	for _, c := range []struct {
+		spec   string
+		biased bool
+		top    int32
+	}{{llama4, true, 1}, {mixed, false, 2}} {
+		t.Run(name(c.spec), func(t *testing.T) {
+			t.Parallel()
+			all := seed(t, c.spec, v4, 0)
+			m, programs := all.m, []*program{all, seed(t, c.spec, v3, -1)}
+			if long() {
+				lo, hi := programs[1].Report.ArenaBytes, all.Report.ArenaBytes
+				programs = append(programs, compiled(t, m, v4, -1), compiled(t, m, v3, lo+(hi-lo)/3), compiled(t, m, v4, lo+(hi-lo)*2/3))
+			}
+			ref := interpreted(t, m)
+			for _, d := range delicates(c.biased, c.top) {
+				t.Run(d.name, func(t *testing.T) {
+					state := maps.Clone(ref.state)
+					for name, v := range state {
+						state[name] = v.Clone()
+					}
+					d.prepare(state)
+					want := d.run(t, all, 1, state)
+					d.check(t, &reference{ref.step, maps.Clone(state)}, m, want[0])
+					for k, p := range programs {
+						for threads := 1; threads <= 3; threads++ {
+							got := d.run(t, p, threads, state)
+							for s := range want {
+								same(t, m, want[s], got[s], fmt.Sprintf("program %d, %d threads, step %d", k, threads, s))
+							}
+						}
+					}
+				})
+			}
+		})
+	}
+}
+
+// inputs are those of step s.
+func (d delicate) inputs(m *frontend.Model, s int) inputs {
+	if d.data != nil {
+		return d.data(m.Module.Func("step"))
+	}
+	return book(m.Module.Func("step"), s)
+}
+
+// run runs three steps from a state.
+func (d delicate) run(t *testing.T, p *program, threads int, state map[string]*tensor.Tensor) []map[string][]byte {
+	t.Helper()
+	i := p.start(t, threads)
+	write(t, i, state)
+	var out []map[string][]byte
+	for s := range 3 {
+		feed(t, i, p.m, s, d.inputs(p.m, s))
+		require.NoError(t, i.Step())
+		out = append(out, results(t, i, p.m))
+	}
+	return out
+}
+
+// check compares the first step with the interpreter, and sees that the case is what its name says.
+func (d delicate) check(t *testing.T, ref *reference, m *frontend.Model, got map[string][]byte) {
+	t.Helper()
+	same(t, m, ref.run(t, 0, d.inputs(m, 0)), got, "against the interpreter")
+	for name, v := range ref.state {
+		if strings.Contains(name, ".tokens") {
+			d.counts(t, v.I32())
+		}
+	}
+}
+
+// write puts state into an instance.
+func write(t testing.TB, i *runtime.Instance, state map[string]*tensor.Tensor) {
+	t.Helper()
+	for name, v := range state {
+		require.NoError(t, i.Write(name, v.Data))
+	}
+}
