@@ -659,6 +659,13 @@ func (s *search) plan(seq []int32, solver string) (*Plan, error) {
 	if err != nil {
 		return nil, fmt.Errorf("planner: BUG: a solver made an illegal plan: %w", err)
 	}
+	if order := tidy(s.p, plan.Order); len(order) < len(plan.Order) && len(plan.Transfers) == 0 {
+		// Where a rule wants something computed again and counts what nothing reads, the plan stays.
+		less := &Plan{Order: order}
+		if r, err := Check(s.p, less, -1); err == nil && r.PeakBytes <= rep.PeakBytes {
+			plan.Order, rep = order, r
+		}
+	}
 	plan.fill(rep)
 	if s.opt.Layout {
 		if err := layout(s.p, plan, s.opt.Align); err != nil {

@@ -89,14 +89,26 @@ type grouper struct {
 	made  map[*ir.Op]*ir.Op    // decisions (passes/pinned): made once and read by all, so each ends its unit
 	unit  map[*ir.Op]*unit
 	drawn map[*ir.Op]bool // a unit has it
+	// heavy is the last op that an op waits for, itself included, that is no mere part of a program: a contraction, a
+	// kernel of its own. -1: none.
+	heavy map[*ir.Op]int
 }
 
 func newGrouper(b *ir.Block, t *ir.Table) *grouper {
 	g := &grouper{b: b, t: t, pos: map[*ir.Op]int{}, users: map[*ir.Value][]*ir.Op{}, isRes: map[*ir.Value]bool{},
 		again: map[*ir.Op]bool{}, src: map[*ir.Op]*ir.Value{}, mem: map[*ir.Value]bool{}, unit: map[*ir.Op]*unit{},
-		made: pinned.Decisions(b), drawn: map[*ir.Op]bool{}}
+		made: pinned.Decisions(b), drawn: map[*ir.Op]bool{}, heavy: map[*ir.Op]int{}}
 	for i, op := range b.Ops {
 		g.pos[op] = i
+		g.heavy[op] = -1
+		for _, v := range op.Operands {
+			if h, ok := g.heavy[v.Op]; ok {
+				g.heavy[op] = max(g.heavy[op], h)
+			}
+		}
+		if op.Name() == "contract" || !fusible(op) && !lower.IsConstant(op) {
+			g.heavy[op] = i
+		}
 		for j, v := range op.Operands {
 			if !slices.Contains(op.Operands[:j], v) {
 				g.users[v] = append(g.users[v], op)
@@ -420,7 +432,7 @@ func (g *grouper) canJoin(op *ir.Op, u *unit, sole bool) bool {
 	if len(u.ops) >= maxOps || u.leaves+len(op.Operands)-1 > maxLeaves {
 		return false
 	}
-	if u.column && !sole {
+	if u.column && !sole || g.waits(op, u) {
 		return false
 	}
 	full := slices.Equal(out.Shape, u.domain)
@@ -455,6 +467,17 @@ func (g *grouper) canJoin(op *ir.Op, u *unit, sole bool) bool {
 		return out.Len() == 1 && !u.column || cheap(op) && out.Len()*4 >= lenOf(u.domain)
 	}
 	return true
+}
+
+// waits: op is a sum of full-size values, and u needs something heavy that comes after all of them. Inside of u
+// they would all be kept until then, as the parts of a gradient that is added up over many layers; by itself the sum takes
+// their place.
+func (g *grouper) waits(op *ir.Op, u *unit) bool {
+	if op.Name() != "add" || g.heavy[op] >= g.heavy[u.root] {
+		return false
+	}
+	a, b := g.source(op.Operands[0], op.Out(0).Len()), g.source(op.Operands[1], op.Out(0).Len())
+	return a != nil && b != nil && a != b && a.Op != nil && b.Op != nil
 }
 
 // firstRow: op would be the first row value of a unit that has none: elementwise on the leading

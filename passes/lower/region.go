@@ -139,7 +139,7 @@ func (bd *body) finish(at *kern.Expr) *Lowered {
 
 func (bd *body) inPlace(l *Lowered, at *kern.Expr) {
 	for i, leaf := range bd.p.leaf {
-		reads, ok := bd.reads[i]
+		reads, ok := bd.reads[bd.p.leaves[leaf]] // of an operand that is given twice, those of the first
 		if !ok {
 			continue
 		}
@@ -292,7 +292,7 @@ func (bd *body) finishRows(at *kern.Expr, in []int64, rowIdx []*kern.Expr, colSh
 	// Sweeps have variables of their own; compare their indices up to that variable.
 	own := stripVarFree(at)
 	for i, leaf := range bd.p.leaf {
-		reads, ok := bd.reads[i]
+		reads, ok := bd.reads[bd.p.leaves[leaf]]
 		same := ok
 		for _, e := range reads {
 			same = same && stripVarFree(e) == own

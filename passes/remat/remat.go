@@ -144,8 +144,10 @@ func Build(f *ir.Func, costs Costs, opt Options) (*Problem, error) {
 		}
 		if low != nil {
 			for _, pr := range low.InPlace {
-				if v := op.Operands[pr[0]]; v.Op != nil && !residentView(v) {
-					po.InPlace = append(po.InPlace, [2]int{index[v], index[op.Results[pr[1]]]})
+				v := op.Operands[pr[0]]
+				ip := [2]int{index[v], index[op.Results[pr[1]]]}
+				if v.Op != nil && !residentView(v) && !readsBeside(op, low, pr) && !slices.Contains(po.InPlace, ip) {
+					po.InPlace = append(po.InPlace, ip)
 				}
 			}
 		}
@@ -355,7 +357,7 @@ func (p *Problem) setOrder(users map[*ir.Op][]*ir.Op, opIndex map[*ir.Op]int) {
 // readsBeside: op reads the operand of pair through a view as well, at places of its own.
 func readsBeside(op *ir.Op, low *lower.Lowered, pair [2]int) bool {
 	for j, v := range op.Operands {
-		if j != pair[0] && base(v) == op.Operands[pair[0]] && !slices.Contains(low.InPlace, [2]int{j, pair[1]}) {
+		if j != pair[0] && base(v) == base(op.Operands[pair[0]]) && !slices.Contains(low.InPlace, [2]int{j, pair[1]}) {
 			return true
 		}
 	}
