@@ -114,6 +114,9 @@ var shared = sync.OnceValues(func() (*work, error) {
 	return w, err
 })
 
+// long: the default run is short.
+func long() bool { return os.Getenv("REPRISE_LONG") != "" }
+
 func TestMain(m *testing.M) {
 	code := m.Run()
 	if w, err := shared(); err == nil {

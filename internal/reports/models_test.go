@@ -80,6 +80,12 @@ func att(t testing.TB, L int, H, T, d int64, p float64) *frontend.Model {
 // moeLayer is M-MOE on x [T, d]: a sigmoid router in f32, top k of E experts, tokens sorted by expert, one grouped
 // contraction, and the weighted outputs added up at their tokens.
 func moeLayer(s *nn.Scope, x *nn.Tensor, E, k int64) *nn.Tensor {
+	y, _ := moeCounted(s, x, E, k)
+	return y
+}
+
+// moeCounted is moeLayer that gives the running counts of tokens by expert as well, this layer's included.
+func moeCounted(s *nn.Scope, x *nn.Tensor, E, k int64) (y, counts *nn.Tensor) {
 	T, d := x.Type.Shape[0], x.Type.Shape[1]
 	r := s.In("moe.router")
 	w := r.Param("w", []int64{d, E}, nn.Normal(0.5))
@@ -87,7 +93,8 @@ func moeLayer(s *nn.Scope, x *nn.Tensor, E, k int64) *nn.Tensor {
 	top := r.Ops("top_k", []*nn.Tensor{score}, ir.A("k", k))
 	v, i := r.Reshape(top[0], T*k), r.Reshape(top[1], T*k)
 	c := r.Op("histogram", []*nn.Tensor{i}, ir.A("bins", E))
-	s.Update("moe.tokens", r.Add(s.Buffer("moe.tokens", dtype.I32, []int64{E}, nn.Zeros), c))
+	counts = r.Add(s.Buffer("moe.tokens", dtype.I32, []int64{E}, nn.Zeros), c)
+	s.Update("moe.tokens", counts)
 
 	e := s.In("moe.experts")
 	perm := e.Op("argsort", []*nn.Tensor{i}, ir.A("axis", 0))
@@ -95,8 +102,8 @@ func moeLayer(s *nn.Scope, x *nn.Tensor, E, k int64) *nn.Tensor {
 	xs := e.Take(x, token)
 	ys := e.Op("grouped_contract", []*nn.Tensor{xs, e.Param("w", []int64{E, d, d}, nn.Normal(0.3)), c})
 	weight := e.Reshape(e.Take(v, perm), T*k, 1)
-	y := e.Op("take_grad", []*nn.Tensor{e.Mul(e.Gelu(ys), weight), token}, ir.A("axis", 0), ir.A("size", T))
-	return s.Add(x, y)
+	y = e.Op("take_grad", []*nn.Tensor{e.Mul(e.Gelu(ys), weight), token}, ir.A("axis", 0), ir.A("size", T))
+	return s.Add(x, y), counts
 }
 
 func moe(t testing.TB, L int, T, E, k, d int64) *frontend.Model {
