@@ -167,7 +167,7 @@ func TestForeignKernel(t *testing.T) {
 	require.NoError(t, err)
 	in, err := compile.SyntheticInput(ref.Func("step").Param("x"), 5, 0)
 	require.NoError(t, err)
-	state["x"], state["step"], state["key"] = in, tensor.Of([]int64{0}).Reshaped(), tensor.Key(11, 0, 0)
+	state["x"], state["step"], state["key"] = in, tensor.Of([]int64{0}), tensor.Key(11, 0, 0)
 	got, err := interp.RunNamed(ref.Func("step"), state, opt)
 	require.NoError(t, err)
 	assert.Equal(t, want.loss[0], fmt.Sprintf("%x", got["loss"].Data))

@@ -121,12 +121,12 @@ func about(op *ir.Op) string {
 	return op.Name()
 }
 
-// ordinals numbers the ops of the program before planning, constants aside: what tells two ops
-// apart that are written alike and run once each.
+// ordinals numbers the ops that run once by their rows, in the order before planning: what tells two
+// apart that are written alike. Fusion neither moves nor copies them, so the numbers are the same behind it.
 func ordinals(ops []*ir.Op) map[*ir.Op]int {
-	out := make(map[*ir.Op]int, len(ops))
+	out := map[*ir.Op]int{}
 	for _, op := range ops {
-		if !lower.IsConstant(op) {
+		if _, once := pinned.Own(op); once {
 			out[op] = len(out)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"reprise/ir/dtype"
 	"reprise/passes/dce"
 	"reprise/passes/lower"
+	"reprise/passes/pinned"
 )
 
 const (
@@ -42,11 +43,13 @@ func Sites(f *ir.Func) []Site {
 		isResult[root(v)] = true
 	}
 	found := map[*ir.Value]*slice{}
+	made := pinned.Decisions(f.Body)
 	var out []Site
 	for _, r := range f.Body.Ops {
 		for i, v := range r.Operands {
 			v = root(v)
-			if v.Op == nil || isResult[v] || slices.ContainsFunc(r.Operands[:i], func(u *ir.Value) bool { return root(u) == v }) || !reads(r, v) {
+			if v.Op == nil || isResult[v] || made[v.Op] != nil || // a decision is made once
+				slices.ContainsFunc(r.Operands[:i], func(u *ir.Value) bool { return root(u) == v }) || !reads(r, v) {
 				continue
 			}
 			s, ok := found[v]

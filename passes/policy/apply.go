@@ -304,6 +304,7 @@ func (p *Policy) Apply(pr *remat.Problem, opt Options) (*Report, error) {
 			return nil, e
 		}
 	}
+	x.carry(decided)
 	x.settle(decided, line, rep, opt)
 	if err := p.limit(x, line, rep, opt); err != nil {
 		return nil, err
