@@ -536,18 +536,20 @@ func (p *parser) op(b *Block) {
 	operands := p.uses(func() bool { return p.t.kind != tokValue })
 	attrs := p.attrs()
 	var types []Type
+	var marks []Attrs
 	if p.accept(":") {
 		for {
 			types = append(types, p.typ())
+			marks = append(marks, p.marks())
 			if !p.accept(",") {
 				break
 			}
 		}
 	}
-	marks := ""
+	shown := ""
 	markAt := p.t
 	for p.accept("!") {
-		marks += " !" + p.take(tokName, "a mark")
+		shown += " !" + p.take(tokName, "a mark")
 	}
 	var orig *Op
 	if p.accept("remat") {
@@ -590,12 +592,26 @@ func (p *parser) op(b *Block) {
 		if !r.Type.Equal(types[i]) {
 			p.fail(start, "%s gives %s, not %s", opName, r.Type, types[i])
 		}
-		r.Name = names[i].text
+		r.Name, r.Attrs = names[i].text, marks[i]
 		p.define(r, names[i])
 	}
-	if want := op.marks(); marks != "" && marks != want {
-		p.fail(markAt, "%s has the marks %q, not %q", opName, want, marks)
+	if want := op.marks(); shown != "" && shown != want {
+		p.fail(markAt, "%s has the marks %q, not %q", opName, want, shown)
 	}
+}
+
+// marks reads {name="…", pin=true} after a result's type.
+func (p *parser) marks() Attrs {
+	at := p.t
+	as := p.attrs()
+	for _, a := range as {
+		_, str := a.Val.(string)
+		_, flag := a.Val.(bool)
+		if !(a.Name == "name" && str || a.Name == "pin" && flag) {
+			p.fail(at, "a result may have name=\"…\" and pin=true, not %s", a.Name)
+		}
+	}
+	return as
 }
 
 func (p *parser) loc() Loc {

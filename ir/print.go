@@ -112,7 +112,7 @@ func (p *printer) head(op *Op) {
 	if len(op.Results) > 0 {
 		types := make([]string, len(op.Results))
 		for i, r := range op.Results {
-			types[i] = r.Type.String()
+			types[i] = r.Type.String() + attrsText(r.Attrs)
 		}
 		p.b.WriteString(" : " + strings.Join(types, ", "))
 	}

@@ -38,7 +38,7 @@ var ErrOverBudget = errors.New("planner: the policy has no plan within the budge
 
 // PlanBaseline returns the plan of the named policy within budget bytes (≤ 0:
 // no limit). boundary is the first op of the backward pass; -1 takes the op at
-// the peak of the save-everything plan. The error wraps ErrOverBudget if the
+// the peak of the save-everything plan. Policies of values hold here as well. The error wraps ErrOverBudget if the
 // policy cannot meet the budget.
 func PlanBaseline(ctx context.Context, p *Problem, name string, budget int64, boundary int) (*Plan, error) {
 	if err := p.Validate(); err != nil {
@@ -59,7 +59,7 @@ func PlanBaseline(ctx context.Context, p *Problem, name string, budget int64, bo
 		if seq == nil {
 			return nil, fmt.Errorf("%w: %s, %d bytes", ErrOverBudget, name, budget)
 		}
-		plan, err := s.plan(seq, name)
+		plan, err := s.plan(s.again(seq), name)
 		if err != nil {
 			return nil, err
 		}

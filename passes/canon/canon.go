@@ -42,6 +42,7 @@ func once(b *ir.Block, t *ir.Table) bool {
 		op.Operands = to.All(op.Operands)
 		bd := ir.NewBuilder(t, b, op.Loc)
 		if v := simplify(bd, op); v != nil && op.Remat == nil {
+			v.Inherit(op.Results[0])
 			to[op.Results[0]] = v
 			changed = true
 			continue
@@ -60,6 +61,9 @@ func simplify(b *ir.Builder, op *ir.Op) *ir.Value {
 	x := op.Operands[0]
 	same := x.Type.Equal(op.Out(0))
 	def := x.Op
+	if x.Marked() {
+		def = nil // a marked value exists: nothing looks through it
+	}
 	switch op.Name() {
 	case "reshape":
 		if same {

@@ -41,6 +41,7 @@ func block(b *ir.Block) {
 			continue
 		}
 		for i, r := range op.Results {
+			first.Results[i].Inherit(r)
 			to[r] = first.Results[i]
 		}
 	}

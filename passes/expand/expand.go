@@ -1,6 +1,7 @@
 // Package expand writes composite ops (softmax, norms, losses, optimizer steps) in
 // primitives, and calls as the ops of what they call. It runs after autodiff, which knows the composites' own gradients, and before the second cse,
-// so that a row statistic that forward and backward both need is computed once.
+// so that a row statistic that forward and backward both need is computed once. What an op
+// becomes has its name as provenance, by which policies know it.
 package expand
 
 import (
@@ -51,9 +52,10 @@ func once(b *ir.Block, t *ir.Table) {
 		if op.Name() == "call" {
 			results = inline(b, op)
 		} else {
-			results = op.Def.Expand(ir.NewBuilder(t, b, op.Loc), op)
+			results = op.Def.Expand(ir.NewBuilder(t, b, op.Loc.With(op.Name())), op)
 		}
 		for i, r := range op.Results {
+			results[i].Inherit(r)
 			to[r] = results[i]
 		}
 	}

@@ -6,7 +6,8 @@
 // joined to its reader. A full-size value with several readers stays a unit of its own, which the
 // planner may save or recompute, with one exception: what can be computed again elementwise from one other
 // full-size value (an activation from its input, a normalised row from the row and its statistics)
-// is computed again inside each reader, which reads just as many bytes and keeps nothing.
+// is computed again inside each reader, which reads just as many bytes and keeps nothing. A value that the
+// model has marked (ir.Value.Marked) is the result of a unit, whatever would be cheaper.
 package group
 
 import (
@@ -176,6 +177,9 @@ func trivial(op *ir.Op) bool {
 	return false
 }
 
+// stays: op ends its unit, because its result is a decision, or marked by the model.
+func (g *grouper) stays(op *ir.Op) bool { return g.made[op] != nil || op.Results[0].Marked() }
+
 // drawn ops make random elements of a key alone.
 func drawn(op *ir.Op) bool {
 	return op.Family() == "random" && len(op.Operands) == 1 && op.In(0).DType == dtype.Key
@@ -184,7 +188,7 @@ func drawn(op *ir.Op) bool {
 // classify finds the ops that are computed again in each reader.
 func (g *grouper) classify() {
 	for _, op := range g.b.Ops {
-		if !fusible(op) || g.made[op] != nil {
+		if !fusible(op) || g.stays(op) {
 			continue
 		}
 		if drawn(op) {
@@ -257,6 +261,13 @@ func (g *grouper) findMem() {
 	for v := range g.isRes {
 		g.mem[v] = true
 	}
+	for _, op := range g.b.Ops {
+		for _, v := range op.Results {
+			if v.Marked() {
+				g.mem[v] = true
+			}
+		}
+	}
 	for i := len(g.b.Ops) - 1; i >= 0; i-- {
 		op := g.b.Ops[i]
 		switch {
@@ -315,7 +326,10 @@ func (g *grouper) run() {
 			continue
 		}
 		readers := g.readers(v)
-		if len(readers) > 0 && g.made[op] == nil {
+		if v.Marked() && op.Name() == "reshape" {
+			continue // a view of what stands in memory
+		}
+		if len(readers) > 0 && !g.stays(op) {
 			first := readers[0]
 			for _, u := range readers {
 				if g.pos[u.root] < g.pos[first.root] {
@@ -766,6 +780,7 @@ func (g *grouper) place(p *piece, to ir.Mapping) {
 		c := g.b.CloneOp(op, to)
 		g.marked(op, c)
 		for i, r := range op.Results {
+			c.Results[i].Inherit(r)
 			to[r] = c.Results[i]
 		}
 		return
@@ -801,6 +816,7 @@ func (g *grouper) place(p *piece, to ir.Mapping) {
 	}
 	g.b.Append(unit)
 	for i, v := range p.out {
+		unit.Results[i].Inherit(v)
 		to[v] = unit.Results[i]
 	}
 }

@@ -29,6 +29,7 @@ const (
 	Effect Kind = iota + 1 // it does something beside computing
 	Order                  // its order of arithmetic is not fixed, or not known
 	Choice                 // it decides, by its row or because its result routes
+	Marked                 // the model says so
 )
 
 // Pin is the reason for which an op runs once.

@@ -71,7 +71,12 @@ func (c *candidate) isKind(kinds ...string) bool {
 }
 
 func (c *candidate) isNamed(names ...string) bool {
-	return c.name != "" && slices.ContainsFunc(names, func(n string) bool { return glob(n, c.name) })
+	if c.name == "" {
+		return false
+	}
+	return slices.ContainsFunc(strings.Split(c.name, ","), func(have string) bool {
+		return slices.ContainsFunc(names, func(n string) bool { return glob(n, have) })
+	})
 }
 
 // within is the innermost layer around c whose last component is one of last.
@@ -144,7 +149,7 @@ func newContext(pr *remat.Problem) *context {
 			}
 			for _, o := range inner {
 				for _, k := range append([]string{o.Name()}, o.Loc.Prov...) {
-					if !slices.Contains(c.kinds, k) && !slices.Contains([]string{"vjp", "inline", "unroll", "remat"}, k) {
+					if !slices.Contains(c.kinds, k) && !slices.Contains([]string{"vjp", "inline", "unroll", "remat", "fuse"}, k) {
 						c.kinds = append(c.kinds, k)
 					}
 				}
@@ -152,17 +157,27 @@ func newContext(pr *remat.Problem) *context {
 			}
 			po := &pr.Problem.Ops[i]
 			switch {
-			case r.Attrs.Bool("pin"):
-				c.kept = "the model pins it"
-			case po.Effect != planner.EffectNone:
-				c.kept = fmt.Sprintf("its op has an effect (%s)", po.Effect)
 			case po.RunsOnce():
-				c.kept = fmt.Sprintf("it is pinned (its op is %s)", po.Det)
+				c.kept = "it is pinned: " + pr.Pins[op].Why
 			case pr.Problem.Values[c.value].Output:
 				c.kept = "it is a result of the step"
 			}
 			x.cands = append(x.cands, c)
 			byValue[c.value] = c
+		}
+	}
+	// A name of a view is a name of what it views.
+	for i, op := range pr.Ops {
+		for _, r := range op.Results {
+			c := byValue[under[index[r]]]
+			n := r.Attrs.Str("name")
+			switch {
+			case pr.Lowered[i] != nil || c == nil || n == "":
+			case c.name == "":
+				c.name = n
+			default:
+				c.name += "," + n
+			}
 		}
 	}
 	layerOf := func(i int) string { return pr.Ops[i].Loc.Layer }

@@ -250,11 +250,11 @@ func (x *context) hint(what, word string) string {
 	case "value":
 		for _, c := range x.cands {
 			if c.name != "" {
-				known = append(known, c.name)
+				known = append(known, strings.Split(c.name, ",")...)
 			}
 		}
 		for _, v := range pr.Func.Body.Params {
-			if glob(word, v.Name) {
+			if glob(word, v.Name) || glob(word, v.Attrs.Str("name")) {
 				return fmt.Sprintf("%s is a %s: it is in memory from start to end", v.Name, v.Role())
 			}
 		}

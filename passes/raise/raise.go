@@ -123,6 +123,11 @@ func newScope(b *ir.Block) *scope {
 	for _, v := range b.Results {
 		s.result[v] = true
 	}
+	for _, op := range b.Ops {
+		for _, v := range op.Results {
+			s.result[v] = s.result[v] || v.Marked() // so that no pattern swallows it
+		}
+	}
 	return s
 }
 
@@ -192,9 +197,7 @@ func (s *scope) once(t *ir.Table, patterns []pattern) bool {
 		}
 		r := op.Results[0]
 		v := w(ir.NewBuilder(t, b, op.Loc), to.Get)
-		if v.Op != nil && v.Name == fmt.Sprint(v.ID) && r.Name != fmt.Sprint(r.ID) {
-			v.Name = r.Name // what a person has named keeps its name
-		}
+		v.Inherit(r) // what a person has named keeps its name
 		to[r] = v
 	}
 	b.Results = to.All(b.Results)

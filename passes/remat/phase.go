@@ -4,12 +4,15 @@ import (
 	"slices"
 
 	"reprise/ir"
+	"reprise/passes/lower"
+	"reprise/passes/pinned"
 )
 
 // findPhases tells forward from backward. Backward is what differentiation made, marked by the
 // provenance "vjp", and what depends on it. A step with micro-batches has several stretches of each. The gate of a backward stretch
-// is its op with the longest chain of dependents: what is in memory while it runs for the first time,
-// other than for its own sake, was kept from forward for backward.
+// is its op that rests on the longest chain of forward ops and, of those, has the longest chain of
+// dependents, as a rule the gradient of the logits. What is in memory before and after it first runs
+// was kept from forward for backward.
 //
 // A program without a derivative has no gates, and all of it is forward.
 func (p *Problem) findPhases() {
@@ -49,22 +52,29 @@ func (p *Problem) findPhases() {
 		}
 	}
 	p.Forward = make([]bool, n)
-	gate, most := -1, 0
+	depth := make([]int, n) // length of the longest chain of forward ops that it rests on
+	gate := -1
 	for _, i := range order {
+		for _, v := range p.Problem.Ops[i].Inputs {
+			if j := producer[v]; j >= 0 {
+				depth[i] = max(depth[i], depth[j])
+			}
+		}
 		if !after[i] {
 			p.Forward[i] = true
+			depth[i]++
 			if gate >= 0 && leads[i] {
 				// The forward part of the next micro-batch.
 				p.Problem.Gates = append(p.Problem.Gates, gate)
-				gate, most = -1, 0
+				gate = -1
 			}
 			continue
 		}
 		if !vjp(p.Ops[i]) {
 			continue
 		}
-		if gate < 0 || height[i] > most {
-			gate, most = i, height[i]
+		if gate < 0 || depth[i] > depth[gate] || depth[i] == depth[gate] && height[i] > height[gate] {
+			gate = i
 		}
 	}
 	if gate >= 0 {
@@ -87,4 +97,17 @@ func (p *Problem) Under() []int {
 		}
 	}
 	return under
+}
+
+// pinMarked pins what the model pins: no policy and no budget opts out of that.
+func (p *Problem) pinMarked() {
+	for _, op := range p.Func.Body.Ops {
+		for _, v := range op.Results {
+			if b := base(v); v.Attrs.Bool("pin") && b.Op != nil && !lower.IsConstant(b.Op) {
+				if _, ok := p.Pins[b.Op]; !ok {
+					p.Pins[b.Op] = pinned.Pin{Kind: pinned.Marked, Why: "the model pins it: it is computed once and kept to its last use"}
+				}
+			}
+		}
+	}
 }

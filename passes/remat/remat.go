@@ -169,6 +169,7 @@ func Build(f *ir.Func, costs Costs, opt Options) (*Problem, error) {
 // pin finds what runs once, and what would if its layer were not opted out.
 func (p *Problem) pin(opt Options) {
 	p.Pins = pinned.Of(p.Func.Body)
+	defer p.pinMarked()
 	if opt.AllowRecompute == nil {
 		return
 	}
