@@ -33,7 +33,7 @@ func completePolicy(*cobra.Command, []string, string) ([]string, cobra.ShellComp
 func (a *app) policiesCmd() *cobra.Command {
 	return &cobra.Command{
 		Use: "policies", Short: "The named policies, what they mean and where they are from",
-		Args: args(cobra.NoArgs),
+		Example: "  reprise policies", Args: args(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
 			if a.json {
 				type row struct {
