@@ -16,6 +16,9 @@ type Run struct {
 	IR     *ir.Op // in the final program; its Remat is the original
 	Reads  []Span // by operand
 	Writes []Span // by result
+	// Values are the ids of the results in the program before planning, the same at every budget. An op in a
+	// region has none: it is told by ID and Sub.
+	Values []int
 }
 
 // Span is where a value is while an op runs.
@@ -26,13 +29,13 @@ type Span struct {
 
 // runTable numbers the runs of ops as they are emitted. A nil table does nothing.
 type runTable struct {
-	who  map[*ir.Op]exe.OpRun
+	who  map[*ir.Op]Run
 	runs []Run
 }
 
 // newRunTable gives every op of a planned function, and of its regions, its identity.
 func newRunTable(a *remat.Applied, plan *planner.Plan) *runTable {
-	t := &runTable{who: map[*ir.Op]exe.OpRun{}}
+	t := &runTable{who: map[*ir.Op]Run{}}
 	planned := map[int]int{}
 	for _, i := range plan.Order {
 		planned[i]++
@@ -45,7 +48,11 @@ func newRunTable(a *remat.Applied, plan *planner.Plan) *runTable {
 		sub := 0
 		var walk func(op *ir.Op)
 		walk = func(op *ir.Op) {
-			t.who[op] = exe.OpRun{Op: r.Op, Sub: sub, Clone: r.Clone, Planned: planned[r.Op], Name: remat.Name(op), Layer: op.Loc.Layer}
+			who := Run{IR: op, OpRun: exe.OpRun{Op: r.Op, ID: r.ID, Sub: sub, Clone: r.Clone, Planned: planned[r.Op], Name: remat.Name(op), Layer: op.Loc.Layer}}
+			if sub == 0 {
+				who.Values = r.Values
+			}
+			t.who[op] = who
 			if !buffer.IsControl(op) {
 				return
 			}
@@ -67,11 +74,10 @@ func (t *runTable) open(op *ir.Op, where func(*ir.Value) place) int {
 	if t == nil || lower.IsConstant(op) || lower.IsView(op) {
 		return -1
 	}
-	who, ok := t.who[op]
+	r, ok := t.who[op]
 	if !ok {
 		return -1
 	}
-	r := Run{OpRun: who, IR: op}
 	spans := func(vs []*ir.Value) []Span {
 		out := make([]Span, len(vs))
 		for i, v := range vs {
@@ -124,9 +130,24 @@ func (t *runTable) ops() []exe.OpRun {
 // OpCount is how often the plan runs an op in a step: Planned times, of which all but one are recomputations.
 type OpCount struct {
 	Op      int    `json:"op"`
+	ID      int    `json:"id"`
 	Sub     int    `json:"sub"` // not 0: an op of a region; Planned is how often the op around it runs
 	Name    string `json:"name"`
 	Planned int    `json:"planned"`
+}
+
+// PlannedRuns is how often the plan runs an op in a step, by the op's id in the program before planning. An op
+// that is not there was fused into its readers.
+func (p *Program) PlannedRuns() map[int]int {
+	ids := map[int]int{}
+	for _, r := range p.planned.applied.Runs {
+		ids[r.Op] = r.ID
+	}
+	n := map[int]int{}
+	for _, i := range p.planned.plan.Order {
+		n[ids[i]]++
+	}
+	return n
 }
 
 // Counts are the plan's counts of every op that has code, by op and sub.
@@ -134,7 +155,7 @@ func (p *Program) Counts() []OpCount {
 	var out []OpCount
 	for _, r := range exe.SortOps(p.Exe.Ops) {
 		if n := len(out); n == 0 || out[n-1].Op != r.Op || out[n-1].Sub != r.Sub {
-			out = append(out, OpCount{r.Op, r.Sub, r.Name, r.Planned})
+			out = append(out, OpCount{r.Op, r.ID, r.Sub, r.Name, r.Planned})
 		}
 	}
 	return out

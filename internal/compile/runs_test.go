@@ -40,7 +40,7 @@ func TestP125Counts(t *testing.T) {
 					if op.Sub == 0 {
 						require.EqualValues(t, steps, counts[k], "clone %d of %s", op.Clone, op.Name)
 					}
-					sum[[2]int{op.Op, op.Sub}] += counts[k]
+					sum[[2]int{op.ID, op.Sub}] += counts[k]
 				}
 				return sum, p, tr.state
 			}
@@ -49,7 +49,7 @@ func TestP125Counts(t *testing.T) {
 			require.Equal(t, want, state)
 			again := 0
 			for _, c := range p.Counts() {
-				require.Equal(t, int64(c.Planned)*all[[2]int{c.Op, c.Sub}], got[[2]int{c.Op, c.Sub}], c.Name)
+				require.Equal(t, int64(c.Planned)*all[[2]int{c.ID, c.Sub}], got[[2]int{c.ID, c.Sub}], c.Name)
 				again += c.Planned - 1
 			}
 			require.Len(t, p.Counts(), len(got))

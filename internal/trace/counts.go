@@ -14,12 +14,12 @@ import (
 func Counts(planned, all *compile.Program, a, b []int64) []Count {
 	reached := map[[2]int]int64{}
 	for i, r := range exe.SortOps(all.Exe.Ops) {
-		reached[[2]int{r.Op, r.Sub}] += b[i]
+		reached[[2]int{r.ID, r.Sub}] += b[i]
 	}
 	var out []Count
 	for i, r := range exe.SortOps(planned.Exe.Ops) {
-		if n := len(out); n == 0 || out[n-1].Op != r.Op || out[n-1].Sub != r.Sub {
-			out = append(out, Count{Op: r.Op, Sub: r.Sub, Name: r.Name, Planned: int64(r.Planned) * reached[[2]int{r.Op, r.Sub}]})
+		if n := len(out); n == 0 || out[n-1].ID != r.ID || out[n-1].Sub != r.Sub {
+			out = append(out, Count{Op: r.Op, ID: r.ID, Sub: r.Sub, Name: r.Name, Planned: int64(r.Planned) * reached[[2]int{r.ID, r.Sub}]})
 		}
 		c := &out[len(out)-1]
 		c.Executed += a[i]

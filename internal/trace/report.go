@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"reprise/internal/compile"
 	"reprise/internal/diag"
 	"reprise/ir"
 	"reprise/ir/dtype"
@@ -29,6 +30,7 @@ type Divergence struct {
 	Step     int    `json:"step"`     // from 1
 	Position int    `json:"position"` // in the planned program, as reprise explain counts; -1: at the end of the step
 	Op       int    `json:"op"`       // number in the plan
+	ID       int    `json:"id"`       // and in the program before planning
 	Sub      int    `json:"sub"`      // not 0: an op in a region
 	Clone    int    `json:"clone"`    // which recomputation; 0: the first run
 	Turn     int    `json:"turn"`     // of the loop around, from 0
@@ -69,7 +71,7 @@ func hex(h uint64) string { return fmt.Sprintf("%016x", h) }
 // of fills in who a run is.
 func (c *comparison) of(x *side, kind string, run, turn int) *Divergence {
 	r := &x.runs[run]
-	d := &Divergence{Kind: kind, Step: c.n + 1, Position: x.pos[run], Op: r.Op, Sub: r.Sub, Clone: r.Clone, Turn: turn, Layer: r.Layer,
+	d := &Divergence{Kind: kind, Step: c.n + 1, Position: x.pos[run], Op: r.Op, ID: r.ID, Sub: r.Sub, Clone: r.Clone, Turn: turn, Layer: r.Layer,
 		Kernel: remat.Kind(r.IR), Name: r.Name, File: r.IR.Loc.File, Line: r.IR.Loc.Line, Chain: []Link{}}
 	if r.IR.Name() == "fused" {
 		var inside []string
@@ -94,42 +96,42 @@ func (d *Divergence) about(v *ir.Value, i int) {
 }
 
 // diverges reports result i of a run of the planned program.
-func (c *comparison) diverges(run, turn, i int, got, want, own []uint64) (*Divergence, error) {
+func (c *comparison) diverges(run, turn, i int, got uint64, want, own *uint64) (*Divergence, error) {
 	x := c.planned
 	r := &x.runs[run]
 	kind := KindValue
 	switch {
+	case r.Clone > 0 && own != nil && got != *own:
+		kind = KindClone
 	case want == nil:
 		kind = KindExtra
-	case r.Clone > 0 && own != nil && got[i] != own[i]:
-		kind = KindClone
 	}
 	d := c.of(x, kind, run, turn)
 	v := r.IR.Results[i]
 	d.about(v, i)
-	d.PlannedHash = hex(got[i])
+	d.PlannedHash = hex(got)
 	d.Chain = c.chain(r.IR)
+	if r.Clone > 0 && own != nil {
+		d.FirstHash = hex(*own)
+	}
 	if want == nil {
 		return d, nil
 	}
-	d.OtherHash = hex(want[i])
-	if r.Clone > 0 && own != nil {
-		d.FirstHash = hex(own[i])
-	}
+	d.OtherHash = hex(*want)
 	mine := append([]byte{}, x.bytes(r.Writes[i])...)
-	other, err := c.again(key{r.Op, r.Sub, turn}, i)
+	other, err := c.again(r, turn, i)
 	if err != nil {
 		return nil, err
 	}
-	if Hash(other) != want[i] {
+	if Hash(other) != *want {
 		d.Note = "the op gave other bits when the step that keeps everything was run again: it is not deterministic"
 	}
 	d.Difference = difference(v.Type.DType, v.Type.Shape, mine, other)
 	return d, nil
 }
 
-// again runs the other program's step again, from the memory that it found, up to a value.
-func (c *comparison) again(k key, i int) ([]byte, error) {
+// again runs the other program's step again, from the memory that it found, up to what is result i of r.
+func (c *comparison) again(r *compile.Run, turn, i int) ([]byte, error) {
 	x := c.all
 	copy(x.arena, c.before)
 	if err := x.inst.SetStepNumber(int64(c.n)); err != nil {
@@ -138,7 +140,7 @@ func (c *comparison) again(k key, i int) ([]byte, error) {
 	if err := x.begin(); err != nil {
 		return nil, err
 	}
-	f := &finder{x: x, k: k, i: i}
+	f := &finder{x: x, r: r, turn: turn, i: i}
 	if err := x.step(f); err != nil && !errors.Is(err, errFound) {
 		return nil, err
 	}
@@ -152,20 +154,21 @@ func (c *comparison) again(k key, i int) ([]byte, error) {
 var errFound = errors.New("found")
 
 type finder struct {
-	x     *side
-	k     key
-	i     int
-	found []byte
+	x       *side
+	r       *compile.Run
+	turn, i int
+	found   []byte
 }
 
 func (f *finder) enter(int) error { return nil }
 
 func (f *finder) leave(run, turn int) error {
 	r := &f.x.runs[run]
-	if (key{r.Op, r.Sub, turn}) != f.k {
+	if r.ID != f.r.ID || r.Sub != f.r.Sub || turn != f.turn {
 		return nil
 	}
-	f.found = append([]byte{}, f.x.bytes(r.Writes[f.i])...)
+	k := (&values{ids: r.Values}).of(f.r, f.i)
+	f.found = append([]byte{}, f.x.bytes(r.Writes[k])...)
 	return errFound
 }
 
@@ -173,7 +176,7 @@ func (f *finder) leave(run, turn int) error {
 func (c *comparison) overwritten(run, i int, origin *ir.Value) *Divergence {
 	x := c.planned
 	r := &x.runs[run]
-	d := c.of(x, KindMemory, run, x.turn[[2]int{r.Op, r.Sub}])
+	d := c.of(x, KindMemory, run, x.turn[[2]int{r.ID, r.Sub}])
 	v := r.IR.Operands[i]
 	d.about(v, i)
 	d.Value = fmt.Sprintf("operand %d, %s", i, c.source(origin))
@@ -201,7 +204,7 @@ func (c *comparison) overwritten(run, i int, origin *ir.Value) *Divergence {
 // missing reports a run of the other program that has no counterpart.
 func (c *comparison) missing(run int, k key) *Divergence {
 	d := c.of(c.all, KindMissing, run, k.turn)
-	d.OtherHash = hex(first(c.ref[k]))
+	d.OtherHash = hex(first(c.ref[k].hash))
 	if rs := c.all.runs[run].IR.Results; len(rs) > 0 {
 		d.about(rs[0], 0)
 	}
@@ -228,9 +231,9 @@ func (c *comparison) end(name string, v *ir.Value, got, want []byte) *Divergence
 
 // miscounted reports an op that ran too often or too rarely.
 func (c *comparison) miscounted(n Count) *Divergence {
-	d := &Divergence{Kind: KindCount, Step: c.n + 1, Position: -1, Op: n.Op, Sub: n.Sub, Name: n.Name, Chain: []Link{}, Planned: n.Planned, Executed: n.Executed}
+	d := &Divergence{Kind: KindCount, Step: c.n + 1, Position: -1, Op: n.Op, ID: n.ID, Sub: n.Sub, Name: n.Name, Chain: []Link{}, Planned: n.Planned, Executed: n.Executed}
 	for run := range c.planned.runs {
-		if r := &c.planned.runs[run]; r.Op == n.Op && r.Sub == n.Sub {
+		if r := &c.planned.runs[run]; r.ID == n.ID && r.Sub == n.Sub {
 			d = c.of(c.planned, KindCount, run, 0)
 			break
 		}
@@ -296,8 +299,8 @@ func (c *comparison) chain(op *ir.Op) []Link {
 			}
 			r := &x.runs[run]
 			l.Value = r.Name
-			if ref := c.ref[key{r.Op, r.Sub, max(0, x.turn[[2]int{r.Op, r.Sub}]-1)}]; v.Index < len(ref) {
-				l.Same = ref[v.Index] == h
+			if want := c.ref[key{r.ID, r.Sub, max(0, x.turn[[2]int{r.ID, r.Sub}]-1)}].find(r, v.Index); want != nil {
+				l.Same = *want == h
 			}
 			if r.Clone == 0 {
 				l.Fate = fmt.Sprintf("saved at position %d", x.pos[run])

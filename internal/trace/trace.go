@@ -2,10 +2,10 @@ package trace
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 	"unsafe"
 
 	"reprise/frontend"
@@ -43,7 +43,8 @@ type Result struct {
 
 // Count is how often the planned program was to run an op, and did.
 type Count struct {
-	Op         int    `json:"op"`
+	Op         int    `json:"op"`  // in the plan
+	ID         int    `json:"id"`  // in the program before planning
 	Sub        int    `json:"sub"` // not 0: an op in a region
 	Name       string `json:"name"`
 	Planned    int64  `json:"planned"`
@@ -65,10 +66,8 @@ func Compare(m *frontend.Model, planned, all Side, o Options) (*Result, error) {
 		return nil, err
 	}
 	defer a.inst.Close()
-	c := &comparison{planned: a, all: b, res: &Result{Counts: []Count{}}, plan: map[int]int{}, plannedRuns: map[[2]int]int64{}}
-	for _, n := range planned.Program.Counts() {
-		c.plan[n.Op] = n.Planned
-	}
+	c := &comparison{planned: a, all: b, res: &Result{Counts: []Count{}}, plannedRuns: map[[2]int]int64{}}
+	c.plan = planned.Program.PlannedRuns()
 	if o.File != nil {
 		c.file = bufio.NewWriter(o.File)
 		fmt.Fprintf(c.file, "# trace of %s: the planned program (%d bytes) against the one that keeps everything (%d bytes), seed %d\n",
@@ -211,7 +210,7 @@ func (x *side) step(w watcher) error {
 			for i, v := range r.IR.Results {
 				x.wrote[v], x.lastOf[v] = Hash(x.bytes(r.Writes[i])), len(x.past)
 			}
-			key := [2]int{r.Op, r.Sub}
+			key := [2]int{r.ID, r.Sub}
 			turn := x.turn[key]
 			x.turn[key]++
 			x.count[run]++
@@ -235,7 +234,7 @@ func (x *side) enter(run int, w watcher) error {
 	x.active = append(x.active, run)
 	if x.parent[run] < 0 { // turns are counted anew in every clone
 		for key := range x.turn {
-			if key[0] == x.runs[run].Op {
+			if key[0] == x.runs[run].ID {
 				delete(x.turn, key)
 			}
 		}
@@ -243,8 +242,23 @@ func (x *side) enter(run int, w watcher) error {
 	return w.enter(run)
 }
 
-// key is a value's identity in all programs of a model.
-type key struct{ op, sub, turn int }
+// key is a run's identity in all programs of a model.
+type key struct{ id, sub, turn int }
+
+// values are the hashes of a run's results. Those of an op at the top are told by their ids: fusion may give
+// it other results.
+type values struct {
+	hash []uint64
+	ids  []int
+}
+
+// of finds the result that is result i of a run, −1 where it is not there.
+func (v *values) of(r *compile.Run, i int) int {
+	if r.Values == nil {
+		return i
+	}
+	return slices.Index(v.ids, r.Values[i])
+}
 
 // comparison is both programs.
 type comparison struct {
@@ -253,8 +267,8 @@ type comparison struct {
 	res          *Result
 
 	n           int
-	ref         map[key][]uint64 // hashes of the program that keeps everything
-	own         map[key][]uint64 // of originals of the planned program
+	ref         map[key]*values  // of the program that keeps everything
+	own         map[key]*values  // of originals of the planned program
 	seen        map[key]bool     // of ref, that the planned program ran
 	plan        map[int]int      // runs of an op in a step
 	plannedRuns map[[2]int]int64 // of ops, in all steps
@@ -263,7 +277,7 @@ type comparison struct {
 
 // step compares one step.
 func (c *comparison) step(n int) error {
-	c.n, c.ref, c.own, c.seen = n, map[key][]uint64{}, map[key][]uint64{}, map[key]bool{}
+	c.n, c.ref, c.own, c.seen = n, map[key]*values{}, map[key]*values{}, map[key]bool{}
 	c.before = append(c.before[:0], c.all.arena...)
 	if err := c.all.begin(); err != nil {
 		return err
@@ -279,12 +293,12 @@ func (c *comparison) step(n int) error {
 		return err
 	}
 	for _, k := range r.order {
-		if c.seen[k] {
+		if c.seen[k] || c.plan[k.id] == 0 { // or its readers compute it for themselves
 			continue
 		}
 		run := r.run[k]
 		if c.file != nil {
-			fmt.Fprintf(c.file, "%d - %d.%d 0 %d - %016x missing - %s\n", n, k.op, k.sub, k.turn, first(c.ref[k]), c.all.runs[run].Name)
+			fmt.Fprintf(c.file, "%d - %d.%d 0 %d - %016x MISSING - %s\n", n, k.id, k.sub, k.turn, first(c.ref[k].hash), c.all.runs[run].Name)
 		}
 		if c.res.Divergence == nil {
 			c.res.Divergence = c.missing(run, k)
@@ -312,25 +326,22 @@ func (r *recorder) enter(int) error { return nil }
 func (r *recorder) leave(run, turn int) error {
 	x := r.c.all
 	op := &x.runs[run]
-	k := key{op.Op, op.Sub, turn}
+	k := key{op.ID, op.Sub, turn}
 	if r.run == nil {
 		r.run = map[key]int{}
 	}
 	r.order = append(r.order, k)
 	r.run[k] = run
 	r.c.ref[k] = x.hashes(run)
-	n := 1
-	if p, ok := r.c.plan[op.Op]; ok {
-		n = p
-	}
-	r.c.plannedRuns[[2]int{op.Op, op.Sub}] += int64(n)
+	r.c.plannedRuns[[2]int{op.ID, op.Sub}] += int64(r.c.plan[op.ID])
 	return nil
 }
 
-func (x *side) hashes(run int) []uint64 {
-	var out []uint64
-	for _, v := range x.runs[run].IR.Results {
-		out = append(out, x.wrote[v])
+func (x *side) hashes(run int) *values {
+	r := &x.runs[run]
+	out := &values{ids: r.Values}
+	for _, v := range r.IR.Results {
+		out.hash = append(out.hash, x.wrote[v])
 	}
 	return out
 }
@@ -363,46 +374,57 @@ func (k *checker) enter(run int) error {
 func (k *checker) leave(run, turn int) error {
 	c, x := k.c, k.c.planned
 	r := &x.runs[run]
-	id := key{r.Op, r.Sub, turn}
+	id := key{r.ID, r.Sub, turn}
 	got := x.hashes(run)
-	want, ok := c.ref[id]
-	own := c.own[id]
 	if r.Clone == 0 {
 		c.own[id] = got
-		own = got
 	}
 	c.seen[id] = true
-	for i, h := range got {
-		c.res.Values++
+	for i, h := range got.hash {
+		want, own := c.ref[id].find(r, i), c.own[id].find(r, i)
+		verdict := "="
+		switch {
+		case r.Clone > 0 && own != nil && h != *own:
+			verdict = "CLONE-DIFFERS"
+		case want != nil && h != *want:
+			verdict = "DIFFERS"
+		case want == nil && c.ref[id] != nil:
+			verdict = "new" // a row statistic that fusion made a result
+		case want == nil:
+			verdict = "EXTRA"
+		}
+		if want != nil {
+			c.res.Values++
+		}
 		if r.Clone > 0 {
 			c.res.Clones++
 		}
-		verdict := "="
-		switch {
-		case !ok:
-			verdict = "EXTRA"
-		case h != want[i] && own != nil && own[i] == want[i]:
-			verdict = "CLONE-DIFFERS"
-		case h != want[i]:
-			verdict = "DIFFERS"
-		case own != nil && h != own[i]:
-			verdict = "ORIGINAL-DIFFERS"
-		}
 		if c.file != nil {
 			other := "-"
-			if ok {
-				other = fmt.Sprintf("%016x", want[i])
+			if want != nil {
+				other = hex(*want)
 			}
-			fmt.Fprintf(c.file, "%d %d %d.%d %d %d %016x %s %s %s %s\n", c.n, x.pos[run], r.Op, r.Sub, r.Clone, turn, h, other, verdict, r.IR.Results[i].Type, r.Name)
+			fmt.Fprintf(c.file, "%d %d %d.%d %d %d %016x %s %s %s %s\n", c.n, x.pos[run], r.ID, r.Sub, r.Clone, turn, h, other, verdict, r.IR.Results[i].Type, r.Name)
 		}
-		if verdict == "=" || c.res.Divergence != nil {
+		if verdict == "=" || verdict == "new" || c.res.Divergence != nil {
 			continue
 		}
-		d, err := c.diverges(run, turn, i, got, want, own)
+		d, err := c.diverges(run, turn, i, h, want, own)
 		if err != nil {
 			return err
 		}
 		c.res.Divergence = d
+	}
+	return nil
+}
+
+// find is the hash of what is result i of a run, nil where it is not there.
+func (v *values) find(r *compile.Run, i int) *uint64 {
+	if v == nil {
+		return nil
+	}
+	if k := v.of(r, i); k >= 0 && k < len(v.hash) {
+		return &v.hash[k]
 	}
 	return nil
 }
@@ -441,12 +463,12 @@ func (c *comparison) counts() error {
 	at := map[[2]int]int{}
 	for run := range x.runs {
 		r := &x.runs[run]
-		id := [2]int{r.Op, r.Sub}
+		id := [2]int{r.ID, r.Sub}
 		i, ok := at[id]
 		if !ok {
 			i = len(c.res.Counts)
 			at[id] = i
-			c.res.Counts = append(c.res.Counts, Count{Op: r.Op, Sub: r.Sub, Name: strings.TrimSpace(r.Name), Planned: c.plannedRuns[id]})
+			c.res.Counts = append(c.res.Counts, Count{Op: r.Op, ID: r.ID, Sub: r.Sub, Name: r.Name, Planned: c.plannedRuns[id]})
 		}
 		n := &c.res.Counts[i]
 		n.Executed += x.count[run]
@@ -456,7 +478,7 @@ func (c *comparison) counts() error {
 			n.Recomputed += x.count[run]
 		}
 	}
-	slices.SortStableFunc(c.res.Counts, func(a, b Count) int { return slices.Compare([]int{a.Op, a.Sub}, []int{b.Op, b.Sub}) })
+	slices.SortStableFunc(c.res.Counts, func(a, b Count) int { return cmp.Or(a.Op-b.Op, a.Sub-b.Sub) })
 	for _, n := range c.res.Counts {
 		if n.Executed != n.Planned && c.res.Divergence == nil {
 			c.res.Divergence = c.miscounted(n)
@@ -464,7 +486,7 @@ func (c *comparison) counts() error {
 	}
 	if d := c.res.Divergence; d != nil {
 		for _, n := range c.res.Counts {
-			if n.Op == d.Op && n.Sub == d.Sub {
+			if n.ID == d.ID && n.Sub == d.Sub {
 				d.Planned, d.Executed = n.Planned, n.Executed
 			}
 		}

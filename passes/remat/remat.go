@@ -450,7 +450,7 @@ func (p *Problem) Apply(plan *planner.Plan) *Applied {
 		op := p.Ops[i]
 		seen[i]++
 		if seen[i] == 1 {
-			a.Runs[op] = Run{i, 0}
+			a.Runs[op] = Run{Op: i, ID: op.ID, Values: idsOf(op.Results)}
 			op.Operands = latest.All(p.original[op])
 			f.Body.Append(op)
 			for _, r := range op.Results {
@@ -465,7 +465,7 @@ func (p *Problem) Apply(plan *planner.Plan) *Applied {
 		for j, r := range op.Results {
 			latest[r] = c.Results[j]
 		}
-		a.Runs[c] = Run{i, seen[i] - 1}
+		a.Runs[c] = Run{Op: i, Clone: seen[i] - 1, ID: a.Runs[op].ID, Values: a.Runs[op].Values}
 		a.Lowered[c] = p.Lowered[i]
 		if p.Lowered[i] != nil {
 			a.Recomputed++
@@ -496,11 +496,22 @@ func cloneRegions(f *ir.Func, op *ir.Op) []*ir.Block {
 	return rs
 }
 
-// Run is who an op of a planned function is, whatever the plan: its number among the problem's ops, and
-// which clone of that it is.
+// Run is who an op of a planned function is.
 type Run struct {
-	Op    int
-	Clone int // 0: the original
+	Op    int // its number among the problem's ops
+	Clone int // which clone of that it is; 0: the original
+	// ID and Values are the ids that the op and its results had in the function before planning: the same
+	// whatever the plan.
+	ID     int
+	Values []int
+}
+
+func idsOf(vs []*ir.Value) []int {
+	ids := make([]int, len(vs))
+	for i, v := range vs {
+		ids[i] = v.ID
+	}
+	return ids
 }
 
 // Applied is a planned function.

@@ -145,10 +145,10 @@ type Inst struct {
 	Targets []int      // instruction indices; the program's length means its end
 }
 
-// OpRun is one run of an op of the plan in a step: who it is, by numbers that are the same in every
-// program of the model, whatever its budget, and which instructions it is.
+// OpRun is one run of an op of the plan in a step: who it is, and which instructions it is.
 type OpRun struct {
 	Op    int `json:"op"`    // number of the op in the plan
+	ID    int `json:"id"`    // its number in the program before planning, the same at every budget
 	Sub   int `json:"sub"`   // 0: the op itself; k: the k-th op in its regions, in program order
 	Clone int `json:"clone"` // 0: the first run; k: the k-th recomputation
 	// Planned is how often the plan runs op Op in a step, clones among it; what stands in its
