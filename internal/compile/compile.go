@@ -17,6 +17,7 @@ import (
 
 	"reprise/codegen/cpu"
 	"reprise/frontend"
+	"reprise/internal/debug"
 	"reprise/internal/diag"
 	"reprise/ir"
 	"reprise/ir/kern"
@@ -54,6 +55,8 @@ type Options struct {
 	Keep bool
 	// After sees the module after each pass.
 	After func(pass string, m *ir.Module)
+	// Debug puts faults in, for tests of the checks.
+	Debug debug.Options
 	// Progress is told what is being done.
 	Progress func(stage string)
 }
@@ -70,6 +73,7 @@ type Program struct {
 	Step       *ir.Module // the final program, in the IR
 	Runs       []Run      // of the ops of the step, once the code is made
 	Proof      *Proof     // what ProveOnce counted
+	debug      debug.Options
 	planned    *planned
 	libraryDir string
 	*Explanation
@@ -189,9 +193,14 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 	if limit == 0 {
 		limit = all.arena
 	}
-	p := &Program{planned: chosen, libraryDir: opt.LibraryDir, Step: chosen.module}
-	if err := p.ProveOnce(); err != nil {
+	p := &Program{planned: chosen, libraryDir: opt.LibraryDir, debug: opt.Debug, Step: chosen.module}
+	if err := breakProgram(chosen, opt.Debug.Faults); err != nil {
 		return nil, err
+	}
+	if !opt.Debug.Unproven {
+		if err := p.ProveOnce(); err != nil {
+			return nil, err
+		}
 	}
 	p.Explanation = explain(chosen, limit)
 	p.Report = newReport(m, target, limit, chosen, all, least, p.Explanation)
@@ -222,6 +231,11 @@ func Compile(ctx context.Context, m *frontend.Model, opt Options) (*Program, err
 	x, err := p.programs(m, target, uk)
 	if err != nil {
 		return nil, err
+	}
+	if !p.debug.Unproven {
+		if err := sameKernels(x.Step, p.Runs); err != nil {
+			return nil, err
+		}
 	}
 	if p.Objects, err = objects(ctx, unit); err != nil {
 		return nil, err
@@ -275,6 +289,7 @@ func (p *Program) programs(m *frontend.Model, target cpu.Target, k kernels) (*ex
 	}
 	em.prog = nil
 	em.runs = newRunTable(p.planned.applied, p.planned.plan)
+	em.faults = newFaulty(p.debug.Faults, p.planned.arena)
 	results, err := em.block(step.Body, p.planned.frame, resident, params, p.planned.low)
 	if err != nil {
 		return nil, err

@@ -39,6 +39,7 @@ type emitter struct {
 	prog   []exe.Inst
 	states map[string]place // homes outside any frame, by name
 	runs   *runTable        // of @step; nil for @init, whose ops the plan does not know
+	faults *faulty          // nil: none
 }
 
 // place is a value's memory in absolute terms.
@@ -96,30 +97,41 @@ func (e *emitter) block(b *ir.Block, frame *buffer.Frame, base int64, params []p
 		return place{false, base + h.Offset, n}
 	}
 	for _, op := range b.Ops {
-		run := e.runs.open(op, where)
-		first := len(e.prog)
-		switch {
-		case lower.IsConstant(op) || lower.IsView(op):
-		case buffer.IsControl(op):
-			if err := e.control(op, frame, base, where, low); err != nil {
+		for range e.faults.times(op, e.runs) {
+			if err := e.faults.before(e, op, where); err != nil {
 				return nil, err
 			}
-		default:
-			l, err := low(op)
-			if err != nil {
+			run := e.runs.open(op, where)
+			first := len(e.prog)
+			if err := e.op(op, frame, base, where, low); err != nil {
 				return nil, err
 			}
-			if err := e.launches(op, l, frame, base, where); err != nil {
+			if err := e.faults.after(e, op, where); err != nil {
 				return nil, err
 			}
+			e.runs.close(run, e.prog, first)
 		}
-		e.runs.close(run, e.prog, first)
 	}
 	out := make([]place, len(b.Results))
 	for i, v := range b.Results {
 		out[i] = where(v)
 	}
 	return out, nil
+}
+
+// op emits one op.
+func (e *emitter) op(op *ir.Op, frame *buffer.Frame, base int64, where func(*ir.Value) place, low func(*ir.Op) (*lower.Lowered, error)) error {
+	switch {
+	case lower.IsConstant(op) || lower.IsView(op):
+		return nil
+	case buffer.IsControl(op):
+		return e.control(op, frame, base, where, low)
+	}
+	l, err := low(op)
+	if err != nil {
+		return err
+	}
+	return e.launches(op, l, frame, base, where)
 }
 
 func (e *emitter) launches(op *ir.Op, l *lower.Lowered, frame *buffer.Frame, base int64, where func(*ir.Value) place) error {

@@ -1,6 +1,9 @@
 package compile
 
 import (
+	"fmt"
+	"slices"
+
 	"reprise/ir"
 	"reprise/passes/buffer"
 	"reprise/passes/lower"
@@ -159,4 +162,66 @@ func (p *Program) Counts() []OpCount {
 		}
 	}
 	return out
+}
+
+// sameKernels shows, on the program as it will run, that every run of an op stands there once, and
+// that a clone runs the kernels of its original: the same functions with as many tiles. A kernel is chosen
+// by an op's structure alone, so another one means that the two are not the same op.
+func sameKernels(prog []exe.Inst, runs []Run) error {
+	type who struct{ id, sub, clone int }
+	first := map[who]int{}
+	own := func(run int) []int {
+		var out []int
+		for i := runs[run].First; i <= runs[run].Last; i++ {
+			if prog[i].Run == run+1 && prog[i].Kind == exe.Launch {
+				out = append(out, i)
+			}
+		}
+		return out
+	}
+	for i := range runs {
+		r := &runs[i]
+		k := who{r.ID, r.Sub, r.Clone}
+		if _, ok := first[k]; ok {
+			return runError(r, "its run %d stands in the program twice", r.Clone)
+		}
+		first[k] = i
+		if r.Clone == 0 {
+			continue
+		}
+		o, ok := first[who{r.ID, r.Sub, 0}]
+		if !ok {
+			return runError(r, "it is recomputed before it runs for the first time")
+		}
+		if !alike(r.IR, runs[o].IR) {
+			continue // it computes an operand for itself, which the other reads
+		}
+		mine, theirs := own(i), own(o)
+		same := len(mine) == len(theirs)
+		for j := 0; same && j < len(mine); j++ {
+			a, b := &prog[mine[j]], &prog[theirs[j]]
+			same = a.Symbol == b.Symbol && a.Tiles == b.Tiles && len(a.Args) == len(b.Args)
+		}
+		if !same {
+			return runError(r, "recomputation %d runs other kernels than its first run", r.Clone)
+		}
+	}
+	return nil
+}
+
+// alike: two ops have the same kernel inside.
+func alike(a, b *ir.Op) bool {
+	if a.Def.Name != b.Def.Name || len(a.Operands) != len(b.Operands) || len(a.Regions) != len(b.Regions) {
+		return false
+	}
+	for i := range a.Regions {
+		if !slices.EqualFunc(a.Regions[i].Ops, b.Regions[i].Ops, func(x, y *ir.Op) bool { return x.Def.Name == y.Def.Name }) {
+			return false
+		}
+	}
+	return true
+}
+
+func runError(r *Run, format string, args ...any) error {
+	return proofError(r.IR, "kernel", "%s: %s", r.Name, fmt.Sprintf(format, args...))
 }

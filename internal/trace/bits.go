@@ -128,7 +128,7 @@ func index(i int64, shape []int64) []int64 {
 func element(d dtype.Type, x uint64) string {
 	switch {
 	case d.IsFloat():
-		return fmt.Sprintf("%v (%#0*x)", number(d, x), int(2*d.Size())+2, x)
+		return fmt.Sprintf("%v (0x%0*x)", number(d, x), int(2*d.Size()), x)
 	case d == dtype.Bool:
 		return fmt.Sprint(x != 0)
 	case d.IsSigned():

@@ -180,8 +180,14 @@ func (c *comparison) overwritten(run, i int, origin *ir.Value) *Divergence {
 	v := r.IR.Operands[i]
 	d.about(v, i)
 	d.Value = fmt.Sprintf("operand %d, %s", i, c.source(origin))
-	d.PlannedHash, d.OtherHash = hex(Hash(x.bytes(r.Reads[i]))), hex(x.wrote[origin])
-	d.Note = "nothing wrote there"
+	d.Chain = c.chain(r.IR)
+	d.PlannedHash = hex(Hash(x.bytes(r.Reads[i])))
+	if _, known := x.wrote[origin]; !known {
+		d.Note = "that op did not run"
+		return d
+	}
+	d.OtherHash = hex(x.wrote[origin])
+	d.Note = "nothing wrote there since"
 	lo, hi := r.Reads[i].Offset, r.Reads[i].Offset+r.Reads[i].Bytes
 	for n := x.lastOf[origin]; n < len(x.past); n++ {
 		in := &x.insts[x.past[n]]
@@ -197,7 +203,6 @@ func (c *comparison) overwritten(run, i int, origin *ir.Value) *Divergence {
 			}
 		}
 	}
-	d.Chain = c.chain(r.IR)
 	return d
 }
 
@@ -293,7 +298,7 @@ func (c *comparison) chain(op *ir.Op) []Link {
 				}
 			}
 			if run < 0 {
-				l.Fate = "without elements"
+				l.Fate = "did not run"
 				out = append(out, l)
 				continue
 			}
@@ -363,7 +368,11 @@ func (d *Divergence) Diag() *diag.Error {
 			what = "an index or a decision: what it routes differs too"
 		}
 		line("value      %s, %s%s, %s", d.Value, d.DType, d.Shape, what)
-		line("hashes     planned %s, keeping everything %s", orNone(d.PlannedHash), orNone(d.OtherHash))
+		what = "keeping everything"
+		if d.Kind == KindMemory {
+			what = "written"
+		}
+		line("hashes     planned %s, %s %s", orNone(d.PlannedHash), what, orNone(d.OtherHash))
 		if d.FirstHash != "" {
 			line("           first run in the planned program %s", d.FirstHash)
 		}
