@@ -4,11 +4,14 @@ import (
 	"context"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"reprise/frontend"
 	"reprise/internal/compile"
+	"reprise/ir"
 	"reprise/runtime"
 )
 
@@ -16,22 +19,30 @@ import (
 // forward and recomputed, for every op; ops of loops run as often as the loop turns, in every clone of it. The
 // steps it counts in have the same bits.
 func TestP125Counts(t *testing.T) {
-	specs := small()
-	if !long() {
-		specs = specs[5:6] // the one with loops
+	specs := []string{"../trace/testdata/control.ir"}
+	if long() {
+		specs = append(specs, small()...)
 	}
 	for _, spec := range specs {
 		t.Run(name(spec), func(t *testing.T) {
 			t.Parallel()
 			const steps = 2
-			m := load(t, spec, true)
+			m := load(t, spec, strings.HasPrefix(spec, "builtin:"))
 			executed := func(b compile.Budget) (map[[2]int]int64, *compile.Program, string) {
 				lib, p := library(t, m, compile.Options{Budget: b})
 				i, err := runtime.Load(lib, runtime.Options{Seed: 1, Threads: 2})
 				require.NoError(t, err)
 				defer i.Close()
 				require.NoError(t, i.Count())
-				tr := steer(t, i, m, 0, steps)
+				tr := trace{}
+				if m.Train {
+					tr = steer(t, i, m, 0, steps)
+				} else {
+					for s := range steps {
+						bind(t, i, m, s)
+						require.NoError(t, i.Step())
+					}
+				}
 				counts, err := i.Counts()
 				require.NoError(t, err)
 				require.Len(t, counts, len(p.Exe.Ops))
@@ -55,6 +66,17 @@ func TestP125Counts(t *testing.T) {
 			require.Len(t, p.Counts(), len(got))
 			require.Positive(t, again, "nothing is recomputed")
 		})
+	}
+}
+
+func bind(t testing.TB, i *runtime.Instance, m *frontend.Model, step int) {
+	t.Helper()
+	for _, p := range m.Module.Func("step").Body.Params {
+		if p.Role() == ir.RoleInput {
+			x, err := compile.SyntheticInput(p, 5, step)
+			require.NoError(t, err)
+			require.NoError(t, i.Bind(p.Name, x.Data))
+		}
 	}
 }
 

@@ -50,7 +50,7 @@ func program(t testing.TB, m *frontend.Model, b compile.Budget, d debug.Options)
 	dr, err := driver()
 	require.NoError(t, err)
 	out := filepath.Join(t.TempDir(), "m.so")
-	p, err := compile.Make(context.Background(), m, compile.Options{Budget: b, NoMinimum: true, PlanSteps: 500, Shared: true, Driver: dr, Objects: objects(), Debug: d}, out)
+	p, err := compile.Make(context.Background(), m, compile.Options{Budget: b, NoMinimum: true, PlanSteps: 100, Shared: true, Driver: dr, Objects: objects(), Debug: d}, out)
 	return trace.Side{Library: out, Program: p}, err
 }
 
@@ -60,8 +60,6 @@ func must(t testing.TB, m *frontend.Model, b compile.Budget, d debug.Options) tr
 	require.NoError(t, err)
 	return s
 }
-
-var least = compile.Budget{Min: true}
 
 func compare(t testing.TB, m *frontend.Model, planned, all trace.Side, steps int) (*trace.Result, string) {
 	t.Helper()
@@ -75,12 +73,16 @@ func compare(t testing.TB, m *frontend.Model, planned, all trace.Side, steps int
 type scene struct {
 	m            *frontend.Model
 	planned, all trace.Side
+	tight        compile.Budget // of planned: a little more than the least
 }
 
 func newScene(t testing.TB, spec string) *scene {
 	s := &scene{m: load(t, spec)}
 	s.all = must(t, s.m, compile.Budget{}, debug.Options{})
-	s.planned = must(t, s.m, least, debug.Options{})
+	p, err := compile.Plan(context.Background(), s.m, compile.Options{Budget: compile.Budget{Min: true}, PlanSteps: 100})
+	require.NoError(t, err)
+	s.tight = compile.Budget{Bytes: p.Report.MinBudgetBytes + (s.all.Program.Report.ArenaBytes-p.Report.MinBudgetBytes)/10}
+	s.planned = must(t, s.m, s.tight, debug.Options{})
 	return s
 }
 
@@ -143,6 +145,32 @@ func TestSoundProgramsAgree(t *testing.T) {
 	}
 }
 
+// TestOpsOfRegions: ops in loops and branches are aligned turn by turn, in every clone of the op around them, and
+// counted: a loop's body as often as it turns.
+func TestOpsOfRegions(t *testing.T) {
+	m, err := frontend.Load("testdata/control.ir", frontend.Options{})
+	require.NoError(t, err)
+	if _, err := exe.Toolchain(); err != nil {
+		t.Skipf("compiled models need a C compiler: %v", err)
+	}
+	const steps, turns = 3, 4
+	r, file := compare(t, m, must(t, m, compile.Budget{Min: true}, debug.Options{}), must(t, m, compile.Budget{}, debug.Options{}), steps)
+	require.Nil(t, r.Divergence)
+	require.NoError(t, trace.CheckCounts(r.Counts))
+	again := false
+	for _, c := range r.Counts {
+		switch {
+		case strings.HasPrefix(c.Name, "loop.cond"):
+			require.EqualValues(t, steps*(turns+1), c.Forward)
+		case strings.HasPrefix(c.Name, "loop.body"):
+			require.EqualValues(t, steps*turns, c.Forward)
+		}
+		again = again || c.Recomputed > 0 && c.Sub > 0
+	}
+	require.True(t, again, "nothing in a region runs again")
+	require.Contains(t, file, "loop.body.act2:contract+tanh")
+}
+
 // message checks what every report must have: at most forty lines, layer, op and both hashes.
 func message(t testing.TB, d *trace.Divergence) string {
 	t.Helper()
@@ -168,7 +196,7 @@ func named(t testing.TB, r *compile.Run, d *trace.Divergence, kind string) {
 // structural requires that the proofs of the final program name a run before anything is executed.
 func (s *scene) structural(t testing.TB, r *compile.Run, code string, fs ...debug.Fault) {
 	t.Helper()
-	_, err := program(t, s.m, least, debug.Options{Faults: fs})
+	_, err := program(t, s.m, s.tight, debug.Options{Faults: fs})
 	require.Error(t, err)
 	e := diag.As(err)
 	require.Equal(t, code, e.Code, err.Error())
@@ -182,7 +210,7 @@ func TestFaultsAreFoundAndNamed(t *testing.T) {
 	t.Parallel()
 	s := newScene(t, moe)
 	unproven := func(fs ...debug.Fault) trace.Side {
-		return must(t, s.m, least, debug.Options{Faults: fs, Unproven: true})
+		return must(t, s.m, s.tight, debug.Options{Faults: fs, Unproven: true})
 	}
 	t.Run("a bit of one clone flips", func(t *testing.T) {
 		r := s.recomputed(t, "layers.2", func(r *compile.Run) bool { return r.IR.Out(0).DType.IsFloat() && r.IR.Out(0).Rank() > 1 })
@@ -218,7 +246,9 @@ func TestFaultsAreFoundAndNamed(t *testing.T) {
 		message(t, res.Divergence)
 	})
 	t.Run("P023 a clone runs another kernel variant", func(t *testing.T) {
-		r := s.recomputed(t, "layers.1", func(r *compile.Run) bool { return r.IR.Name() == "fused" && r.IR.Out(0).DType.IsFloat() && !has(r, "contract") })
+		r := s.recomputed(t, "layers.1", func(r *compile.Run) bool {
+			return r.IR.Name() == "fused" && r.IR.Out(0).DType.IsFloat() && !has(r, "contract")
+		})
 		f := debug.Fault{Kind: debug.Variant, ID: r.ID, Clone: r.Clone}
 		s.structural(t, r, "kernel", f)
 		res, _ := compare(t, s.m, unproven(f), s.all, 1)
@@ -282,7 +312,7 @@ func (s *scene) noise(t testing.TB, r *compile.Run, both bool) (*trace.Divergenc
 	if both {
 		all = must(t, s.m, compile.Budget{}, d)
 	}
-	res, file := compare(t, s.m, must(t, s.m, least, d), all, 3)
+	res, file := compare(t, s.m, must(t, s.m, s.tight, d), all, 3)
 	require.NotNil(t, res.Divergence)
 	return res.Divergence, file
 }
@@ -323,7 +353,7 @@ func testDecision(t *testing.T, s *scene) {
 	k := slices.IndexFunc(r.IR.Results, func(v *ir.Value) bool { return v.Type.DType.IsInt() })
 	require.GreaterOrEqual(t, k, 0)
 	f := debug.Fault{Kind: debug.FlipBit, ID: r.ID, Result: k}
-	res, _ := compare(t, s.m, must(t, s.m, least, debug.Options{Faults: []debug.Fault{f}, Unproven: true}), s.all, 1)
+	res, _ := compare(t, s.m, must(t, s.m, s.tight, debug.Options{Faults: []debug.Fault{f}, Unproven: true}), s.all, 1)
 	named(t, r, res.Divergence, trace.KindValue)
 	require.True(t, res.Divergence.Decision)
 	require.Contains(t, message(t, res.Divergence), "an index or a decision")
