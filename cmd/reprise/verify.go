@@ -97,6 +97,26 @@ first op that differs is reported with its layer, values and producers.`,
 			withInterp := interpret == "always" || interpret == "auto" && compile.WorkOf(m.Module.Func("step"))*int64(steps) < 4e8
 			v.Interpreted = withInterp
 			say("run")
+			if probe > 0 { // first: what a kernel that lies does to the comparison names neither it nor the lie
+				say("probe")
+				if v.Probed, err = planned.Probe(filepath.Join(dir, "planned.so"), probe, seed, func(p *ir.Value) ([]byte, error) {
+					t, err := compile.SyntheticInput(p, seed, 0)
+					if err != nil {
+						return nil, err
+					}
+					return t.Data, nil
+				}); err != nil {
+					return err
+				}
+				if !a.json {
+					a.probed(v.Probed)
+				}
+				for i := range v.Probed {
+					if err := v.Probed[i].Error(); err != nil {
+						return err
+					}
+				}
+			}
 			p := trace.Side{Library: filepath.Join(dir, "planned.so"), Program: planned}
 			q := trace.Side{Library: filepath.Join(dir, "all.so"), Program: all}
 			if withTrace || traceFile != "" {
@@ -108,28 +128,8 @@ first op that differs is reported with its layer, values and producers.`,
 				return err
 			}
 			v.Once = planned.Proof.Once
-			if probe > 0 {
-				say("probe")
-				if v.Probed, err = planned.Probe(filepath.Join(dir, "planned.so"), probe, seed, func(p *ir.Value) ([]byte, error) {
-					t, err := compile.SyntheticInput(p, seed, 0)
-					if err != nil {
-						return nil, err
-					}
-					return t.Data, nil
-				}); err != nil {
-					return err
-				}
-			}
 			done()
 			a.warn(planned.Report)
-			if !a.json {
-				a.probed(v.Probed)
-			}
-			for i := range v.Probed {
-				if err := v.Probed[i].Error(); err != nil {
-					return err
-				}
-			}
 			v.OK = true
 			if a.json {
 				a.print(v)
@@ -258,11 +258,11 @@ func compare(planned, all trace.Side, m *frontend.Model, seed uint64, steps int,
 				layer = op.Loc.Layer
 			}
 			if d := difference(step.Body.Results[i].Type, x, y); d != "" {
-				return mismatch(name, layer, s, "keeping everything", d)
+				return mismatch(planned.Program, name, layer, s, "keeping everything", d)
 			}
 			if interpret {
 				if d := difference(step.Body.Results[i].Type, x, want[name].Data); d != "" {
-					return mismatch(name, layer, s, "the interpreter", d)
+					return mismatch(planned.Program, name, layer, s, "the interpreter", d)
 				}
 			}
 		}
@@ -310,7 +310,13 @@ func (a *app) probed(list []compile.Probed) {
 	fmt.Fprintf(a.out, "probe: %d of %d kernels gave the same bits in each of %d runs\n", same, len(list), list[0].Runs)
 }
 
-func mismatch(name, layer string, step int, against, d string) error {
+func mismatch(p *compile.Program, name, layer string, step int, against, d string) error {
+	for _, op := range p.Unfixed() {
+		e := diag.Errorf("verify", "%s differs from %s in step %d: %s", name, against, step+1, d).
+			WithHint("%s in layer %s is declared %s: two programs that run it need not give the same bits, whatever the plan", op.Name(), op.Loc.Layer, op.Det())
+		e.Layer = layer
+		return e
+	}
 	e := diag.Errorf("verify", "%s differs from %s in step %d: %s", name, against, step+1, d).
 		WithHint("this must not happen: reprise verify --trace names the first op that differs; keep the model and report it with the output of reprise doctor")
 	e.Layer = layer

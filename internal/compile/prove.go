@@ -485,6 +485,11 @@ func (p *Program) Executed(counts []int64, steps int) error {
 	return nil
 }
 
+// Unfixed lists the ops of the final program of unfixed or unknown order.
+func (p *Program) Unfixed() []*ir.Op {
+	return slices.DeleteFunc(slices.Clone(p.Proof.once), func(op *ir.Op) bool { return reason(op) != "order" })
+}
+
 // reason is the kind of pin that counts name.
 func reason(op *ir.Op) string {
 	pin, once := pinned.Own(op)
