@@ -40,6 +40,7 @@ type cut struct {
 	side   []bool
 	evals  int
 	fix    []int8 // by mems, while branching: 1 kept, -1 not kept, 0 open
+	twice  int32  // a node that runs before and after at no cost, or -1
 }
 
 type capEdge struct {
@@ -64,7 +65,7 @@ type cutPoint struct {
 // descendants.
 func newCut(m *model, k *kin, b int32, budget int64) *cut {
 	c := &cut{m: m, b: b, free: budget - m.workingSet(b), forced: make([]bool, len(m.size)),
-		r: make([]int32, m.n), z: make([]int32, m.n), a: make([]int32, len(m.size))}
+		r: make([]int32, m.n), z: make([]int32, m.n), a: make([]int32, len(m.size)), twice: -1}
 	k.classify(b)
 	for _, u := range m.ins[b] {
 		c.forced[u] = true
@@ -173,6 +174,9 @@ func (c *cut) at(p int64) (cutPoint, bool) {
 	}
 	for _, e := range c.costs {
 		g.cap[e.edge], g.cap[e.edge+1] = c.q*c.m.cost[e.id], 0
+		if e.id == c.twice {
+			g.cap[e.edge] = 0
+		}
 	}
 	v := g.augment(cutSource, cutSink, unbounded)
 	if v >= unbounded {
@@ -189,7 +193,7 @@ func (c *cut) at(p int64) (cutPoint, bool) {
 		}
 	}
 	for _, e := range c.costs {
-		if c.side[g.from[e.edge]] && !c.side[g.to[e.edge]] {
+		if e.id != c.twice && c.side[g.from[e.edge]] && !c.side[g.to[e.edge]] {
 			pt.cost += c.m.cost[e.id]
 		}
 	}

@@ -312,6 +312,10 @@ func (s *search) attempt() {
 	if s.best == nil {
 		s.below()
 	}
+	s.prove()
+	if s.done() {
+		return
+	}
 	s.hard = s.m.n <= tapeLimit && (s.best == nil || s.cost-s.lower > s.m.base/200)
 	if s.hard {
 		s.tapes()
@@ -507,7 +511,6 @@ const tapeMoves = 8
 // structure to follow.
 func (s *search) tapes() {
 	total := s.allowance() * tapeMoves
-	order := s.orders[len(s.orders)-1]
 	type try struct {
 		a     *taper
 		c     cooling
@@ -532,11 +535,11 @@ func (s *search) tapes() {
 	seed := s.opt.Seed*1000003 + 300
 	var list []try
 	for k, c := range coolings {
-		list = append(list, try{newTaper(s.m, order, s.opt.Budget, seed+uint64(k)), c, total / 8})
+		list = append(list, try{newTaper(s.m, s.orders[k%len(s.orders)], s.opt.Budget, seed+uint64(k)), c, total / 8})
 	}
-	c := coolings[run(list)]
+	k := run(list)
 	if !s.done() && !s.stopped() {
-		run([]try{{newTaper(s.m, order, s.opt.Budget, seed+uint64(len(coolings))), c, total / 4}})
+		run([]try{{newTaper(s.m, s.orders[k%len(s.orders)], s.opt.Budget, seed+uint64(len(coolings))), coolings[k], total / 4}})
 	}
 }
 
