@@ -21,6 +21,8 @@ import (
 	"reprise/ir"
 	"reprise/ir/tensor"
 	"reprise/passes/lower"
+	"reprise/passes/policy"
+	"reprise/passes/remat"
 	"reprise/planner"
 	"reprise/runtime"
 	"reprise/runtime/exe"
@@ -142,7 +144,7 @@ func tryCompile(t testing.TB, m *frontend.Model, o compile.Options) (*compile.Pr
 	require.NoError(t, err)
 	key, plain := "", o.AllowRecompute == nil
 	if plain {
-		key = fmt.Sprintf("%s %v %s", o.Target, o.Budget, m.Module)
+		key = fmt.Sprintf("%s %v %v %s", o.Target, o.Budget, policyText(o.Policy), m.Module)
 	}
 	w.mu.Lock()
 	old, ok := w.made[key]
@@ -160,6 +162,23 @@ func tryCompile(t testing.TB, m *frontend.Model, o compile.Options) (*compile.Pr
 		w.mu.Unlock()
 	}
 	return p, lib, err
+}
+
+func policyText(p *policy.Policy) any {
+	if p == nil {
+		return nil
+	}
+	return p.Lines()
+}
+
+// under is a run under a named policy ("": none) with more lines.
+func under(t testing.TB, name string, lines ...string) setup {
+	t.Helper()
+	p, err := policy.Load(name)
+	require.NoError(t, err)
+	p, err = p.With(lines...)
+	require.NoError(t, err)
+	return setup{Options: compile.Options{Policy: p}}
 }
 
 // planned plans without code.
@@ -427,6 +446,30 @@ func (o *outcome) saved() []*ir.Value {
 			}
 		}
 	}
+	return out
+}
+
+// savedIn are the saved values of layers whose path begins with prefix, each once by its op's layer and kind.
+func (o *outcome) savedIn(prefix string) []string {
+	var out []string
+	for _, v := range o.saved() {
+		if strings.HasPrefix(v.Op.Loc.Layer, prefix) {
+			out = append(out, v.Op.Loc.Layer+":"+remat.Kind(v.Op))
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// layersAgain lists the layers in which something is computed again, each once.
+func (o *outcome) layersAgain() []string {
+	var out []string
+	for _, c := range o.clones() {
+		if !lower.IsView(c) && !slices.Contains(out, c.Loc.Layer) {
+			out = append(out, c.Loc.Layer)
+		}
+	}
+	slices.Sort(out)
 	return out
 }
 
