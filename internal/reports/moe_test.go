@@ -208,10 +208,14 @@ func TestP002(t *testing.T) {
 				}
 			}
 		}
-		// To have the router run again is refused, with the layer and the op; it stays pinned, and the report says so.
-		p := planned(t, m, under(t, "", "must recompute layer=layers.3.moe.router").Options)
-		notes := strings.Join(p.Report.Policy.Rules[0].Notes, "\n")
-		assert.Contains(t, notes, "pinned")
+		// To have the router run again is an error that names layer and op.
+		_, err := tryPlan(m, under(t, "", "must recompute layer=layers.3.moe.router").Options)
+		e := diag.As(err)
+		require.NotNil(t, e)
+		assert.Equal(t, "layers.3.moe.router", e.Layer)
+		assert.Contains(t, []string{"top_k", "histogram"}, e.Op)
+		assert.Contains(t, e.Message, "layers.3.moe.router")
+		assert.Contains(t, e.Hint, "allow-recompute layer=layers.3.moe.router")
 	}
 }
 

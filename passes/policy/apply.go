@@ -319,6 +319,9 @@ func (p *Policy) Apply(pr *remat.Problem, opt Options) (*Report, error) {
 			return nil, e
 		}
 	}
+	if err := p.refuse(x, decided); err != nil {
+		return nil, err
+	}
 	x.carry(decided)
 	x.settle(decided, line, rep, opt)
 	if err := p.limit(x, line, rep, opt); err != nil {
