@@ -89,7 +89,11 @@ func (p *Program) ProveOnce() error {
 	}
 	for i, name := range final.Results {
 		if i >= len(before.Results) || before.Results[i] != name || was.results[i] != now.results[i] {
-			return proofError(final.Body.Results[i].Op, "pinned", "result %q is not what it was before planning (P4)", name)
+			op := final.Body.Results[i].Op
+			if i < len(before.Results) && before.Results[i] == name {
+				op = before.Body.Results[i].Op // what should have made it
+			}
+			return proofError(op, "pinned", "result %q is not what it was before planning (P4)", name)
 		}
 	}
 	if len(before.Results) != len(final.Results) {

@@ -151,10 +151,8 @@ func TestProveOnceFinds(t *testing.T) {
 			e := diag.As(err)
 			assert.Equal(t, "pinned", e.Code)
 			assert.True(t, strings.HasSuffix(e.Message, "("+c.label+")"), e.Message)
-			if c.label != "P4" {
-				assert.NotEmpty(t, e.Layer)
-				assert.NotEmpty(t, e.Op)
-			}
+			assert.NotEmpty(t, e.Layer)
+			assert.NotEmpty(t, e.Op)
 			if op != nil {
 				assert.Equal(t, op.Loc.Layer, e.Layer)
 				assert.Equal(t, op.Name(), e.Op)
@@ -237,4 +235,39 @@ func TestOptingOut(t *testing.T) {
 			return
 		}
 	}
+}
+
+// varied has an exact foreign kernel of a variant, whose result is used forward and backward.
+const varied = `module "varied"
+func @step(%x: f32[256,64], %w: f32[64,64] {role="param"}, %v: f32[64,64] {role="param"}) -> (loss, w, v) {
+  %h = contract %x, %w {lhs_contract=[1], rhs_contract=[0]} : f32[256,64] loc(a)
+  %y = foreign %h {symbol="f", vjp="f_vjp", variant="warps=4", determinism="exact", cost_ns=10, results=strs["f32[256,64]"]} : f32[256,64] loc(kernel)
+  %g = contract %y, %v {lhs_contract=[1], rhs_contract=[0]} : f32[256,64] loc(b)
+  %a = tanh %g : f32[256,64] loc(b)
+  %z = contract %a, %v {lhs_contract=[1], rhs_contract=[0]} : f32[256,64] loc(c)
+  %q = mul %z, %z : f32[256,64] loc(out)
+  %loss = reduce %q {axes=[0,1], kind="sum"} : f32[] loc(out)
+  %gw, %gv = gradient %loss, %w, %v : f32[64,64], f32[64,64] loc(out)
+  %nw = sub %w, %gw : f32[64,64] loc(opt)
+  %nv = sub %v, %gv : f32[64,64] loc(opt)
+  return %loss, %nw, %nv
+}
+`
+
+// TestVariantIsIdentity: a clone takes its original's kernel variant, and one that does not is refused, by the verifier
+// and by the proof. (P023)
+func TestVariantIsIdentity(t *testing.T) {
+	p := planOf(t, text(t, varied), Options{})
+	f := p.planned.applied.Func
+	i := slices.IndexFunc(f.Body.Ops, func(op *ir.Op) bool { return op.Name() == "foreign" && op.Attrs.Str("symbol") == "f" })
+	op := f.Body.CloneOp(f.Body.Ops[i], ir.Mapping{})
+	op.Remat = f.Body.Ops[i]
+	require.NoError(t, ir.Verify(f.Module))
+	assert.Equal(t, "warps=4", op.Attrs.Str("variant"))
+	op.Attrs = op.Attrs.Set("variant", "warps=8")
+	e := diag.As(p.ProveOnce())
+	assert.True(t, strings.HasSuffix(e.Message, "(P3)"), e.Message)
+	assert.Equal(t, "kernel", e.Layer)
+	assert.Equal(t, "foreign", e.Op)
+	assert.ErrorContains(t, ir.Verify(f.Module), "(V6)")
 }

@@ -34,6 +34,8 @@ func templates() []template {
 		{1, true, (*grower).barrier},
 		{1, false, (*grower).grouped},
 		{1, false, (*grower).optimizer},
+		{2, true, (*grower).routed},
+		{1, true, (*grower).collective},
 	}
 }
 
@@ -640,6 +642,30 @@ func (g *grower) grouped() {
 		return
 	}
 	g.add(g.tame(g.op("grouped_outer", []*ir.Value{x, g.of(ir.T(t.DType, t.Shape[0], n)), counts})))
+}
+
+// routed takes rows by a comparison of floats: a decision that no row of the table names.
+func (g *grower) routed() {
+	x, v := g.pick(isFloat), g.pick(ranked(1, 4, notKey))
+	n := v.Type.Shape[0]
+	if x.Type.Len() == 0 || n == 0 || v.Type.Len()/n*x.Type.Len() > 2*g.limit {
+		giveUp()
+	}
+	m := g.op("compare", []*ir.Value{x, ops.Full(g.b, x.Type, 0)}, ir.A("dir", g.oneOf("gt", "le")))
+	g.add(g.op("take", []*ir.Value{v, g.op("convert", []*ir.Value{m}, ir.A("to", dtype.I32))}, ir.A("axis", 0)))
+}
+
+// collective is one of a single participant.
+func (g *grower) collective() {
+	v := g.pick(ranked(1, 4, isFloat))
+	switch g.r.IntN(3) {
+	case 0:
+		g.add(g.op("all_reduce", []*ir.Value{v}))
+	case 1:
+		g.add(g.op("all_gather", []*ir.Value{v}, ir.A("axis", 0)))
+	default:
+		g.add(g.op("collective_permute", []*ir.Value{v}, ir.A("pairs", []int64{0, 0})))
+	}
 }
 
 func (g *grower) optimizer() {
