@@ -374,18 +374,18 @@ func selective(args string) (base, error) {
 	if err != nil {
 		return base{}, err
 	}
-	var list []module
+	var list []Module
 	var needs []need
 	for _, name := range mods {
-		i := slices.IndexFunc(modules(), func(m module) bool { return m.name == name })
+		i := slices.IndexFunc(Modules(), func(m Module) bool { return m.Name == name })
 		if i < 0 {
 			var known []string
-			for _, m := range modules() {
-				known = append(known, m.name)
+			for _, m := range Modules() {
+				known = append(known, m.Name)
 			}
 			return base{}, fmt.Errorf("selective: %q is neither op, a number of layers, nor one of the modules %s", name, strings.Join(known, ", "))
 		}
-		m := modules()[i]
+		m := Modules()[i]
 		list = append(list, m)
 		needs = append(needs, need{"module", name, func(c *candidate) bool { return c.region != "" && m.has(c) }})
 	}
@@ -399,9 +399,9 @@ func selective(args string) (base, error) {
 	}, needs...), nil
 }
 
-// module is what Megatron-LM calls a submodule to be recomputed.
-type module struct {
-	name    string
+// Module is what Megatron-LM calls a submodule to be recomputed.
+type Module struct {
+	Name    string
 	Meaning string
 	has     func(c *candidate) bool
 }
@@ -412,8 +412,9 @@ func part(c *candidate, last ...string) bool {
 	return at != "" && !slices.ContainsFunc(c.readers, func(l string) bool { return l != at && !strings.HasPrefix(l, at+".") })
 }
 
-func modules() []module {
-	return []module{
+// Modules lists what selective takes.
+func Modules() []Module {
+	return []Module{
 		{"core_attn", "what attention computes between the projections", func(c *candidate) bool {
 			return c.isKind("attention") || c.isKind("softmax") && c.within("attn", "attention", "self_attn", "self_attention") != ""
 		}},

@@ -255,7 +255,11 @@ func (x *context) hint(what, word string) string {
 		}
 		for _, v := range pr.Func.Body.Params {
 			if glob(word, v.Name) || glob(word, v.Attrs.Str("name")) {
-				return fmt.Sprintf("%s is a %s: it is in memory from start to end", v.Name, v.Role())
+				article := "a"
+				if v.Role() == ir.RoleInput || v.Role() == ir.RoleOpt {
+					article = "an"
+				}
+				return fmt.Sprintf("%s is %s %s: it is in memory from start to end", v.Name, article, v.Role())
 			}
 		}
 		if len(known) == 0 {
@@ -281,9 +285,9 @@ func (x *context) hint(what, word string) string {
 		}
 	case "module":
 		var have []string
-		for _, m := range modules() {
+		for _, m := range Modules() {
 			if slices.ContainsFunc(x.cands, func(c *candidate) bool { return c.region != "" && m.has(c) }) {
-				have = append(have, m.name)
+				have = append(have, m.Name)
 			}
 		}
 		return "modules that the model has: " + strings.Join(have, ", ")
