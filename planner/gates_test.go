@@ -112,7 +112,7 @@ func TestMustRecomputeOfWhatRunsOnce(t *testing.T) {
 func TestPoliciesHoldEverywhere(t *testing.T) {
 	r := rand.New(rand.NewSource(5))
 	again, planned := 0, 0
-	for trial := range 60 {
+	for trial := range 16 {
 		p := randomStep(r, 4+r.Intn(14))
 		for v := range p.Values {
 			if !p.Values[v].Resident && !p.Values[v].Output && r.Intn(2) == 0 {
@@ -135,7 +135,7 @@ func TestPoliciesHoldEverywhere(t *testing.T) {
 		require.NoError(t, err)
 		require.LessOrEqual(t, least.PeakBytes, obey.PeakBytes)
 		for _, b := range []int64{least.BudgetBytes, (least.BudgetBytes + obey.PeakBytes) / 2, obey.PeakBytes, 2 * obey.PeakBytes} {
-			plan, err := Solve(context.Background(), p, Options{Budget: b, Steps: 20_000})
+			plan, err := Solve(context.Background(), p, Options{Budget: b, Steps: 4_000})
 			require.NoError(t, err, "trial %d", trial)
 			rep, err := Check(p, plan, b)
 			require.NoError(t, err)
@@ -153,8 +153,8 @@ func TestPoliciesHoldEverywhere(t *testing.T) {
 			require.NoError(t, err, "trial %d: %s", trial, bl.Name)
 		}
 	}
-	require.Greater(t, planned, 100)
-	require.Greater(t, again, 100)
+	require.Greater(t, planned, 20)
+	require.Greater(t, again, 20)
 }
 
 // randomStep is a random forward part of n ops and its backward part.

@@ -96,7 +96,10 @@ func summary(m *frontend.Model, r compile.Report, out string) string {
 		b.WriteString("  " + line)
 	}
 	if r.Policy != nil {
-		fmt.Fprintf(&b, "  policy %s\n%s", r.Policy.Name, indent(r.Policy.String()))
+		fmt.Fprintf(&b, "  policy %s\n", r.Policy.Name)
+		for line := range strings.Lines(r.Policy.String()) {
+			b.WriteString("  " + line)
+		}
 	}
 	fmt.Fprintf(&b, "  planned in %.1f s, compiled in %.1f s, %d kernels\n", r.PlanSeconds, r.CompileSeconds, r.Kernels)
 	return b.String()

@@ -33,12 +33,14 @@ const demoText = 8 << 20
 
 func (a *app) demoCmd() *cobra.Command {
 	var steps int
+	var f modelFlags
 	cmd := &cobra.Command{
 		Use: "demo", Short: "Compile a GPT at three budgets, train it on the Go library's source, compare, generate",
 		Example: "  reprise demo", Args: args(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.demo(cmd.Context(), steps) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.demo(cmd.Context(), steps, &f) },
 	}
 	cmd.Flags().IntVar(&steps, "steps", 0, "training steps of each program; 0: as many as fit in five minutes")
+	f.registerPolicy(cmd)
 	return cmd
 }
 
@@ -60,7 +62,8 @@ type demoRun struct {
 	ms  float64
 }
 
-func (a *app) demo(ctx context.Context, steps int) error {
+// demo runs the model at three budgets, and under a policy if one is given.
+func (a *app) demo(ctx context.Context, steps int, given *modelFlags) error {
 	dir, clean, err := tempDir()
 	if err != nil {
 		return err
@@ -78,8 +81,15 @@ func (a *app) demo(ctx context.Context, steps int) error {
 	}
 	say("%s of Go source to train on; the model is %s with dropout, AdamW, clipping.\n", compile.Bytes(n), demoModel)
 	var runs []*demoRun
-	for _, b := range []string{"100%", "50%", "min"} {
+	budgets := []string{"100%", "50%", "min"}
+	if given.policy != "" || given.rules != nil {
+		budgets = append(budgets, "policy")
+	}
+	for _, b := range budgets {
 		f := modelFlags{budget: b, target: "cpu", train: true}
+		if b == "policy" {
+			f.budget, f.policy, f.rules, f.allowUnmatched = "", given.policy, given.rules, given.allowUnmatched
+		}
 		opt, err := f.options()
 		if err != nil {
 			return err
@@ -95,7 +105,12 @@ func (a *app) demo(ctx context.Context, steps int) error {
 			return err
 		}
 		r := &demoRun{Budget: b, Promised: p.Report.PromisedPeakBytes, Overhead: p.Report.Overhead, Gap: p.Report.Gap, bin: bin}
-		say("compiled for %-5s of what keeping everything takes: %s, in %.1f s\n", b, compile.Bytes(r.Promised), p.Report.CompileSeconds)
+		a.warn(p.Report)
+		if b == "policy" {
+			say("compiled under the policy: %s, in %.1f s\n%s", compile.Bytes(r.Promised), p.Report.CompileSeconds, p.Report.Policy)
+		} else {
+			say("compiled for %-5s of what keeping everything takes: %s, in %.1f s\n", b, compile.Bytes(r.Promised), p.Report.CompileSeconds)
+		}
 		runs = append(runs, r)
 	}
 	if steps == 0 {

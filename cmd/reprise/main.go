@@ -109,6 +109,11 @@ func (a *app) warn(r compile.Report) {
 	for _, w := range r.Warnings {
 		fmt.Fprintf(a.err, "reprise: warning: %s\n", w)
 	}
+	if r.Policy != nil {
+		for _, w := range r.Policy.Warnings {
+			fmt.Fprintf(a.err, "reprise: warning: %s\n", w)
+		}
+	}
 }
 
 // print writes one JSON document.

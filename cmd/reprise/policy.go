@@ -22,6 +22,14 @@ func (f *modelFlags) readPolicy() (*policy.Policy, error) {
 	return p.With(f.rules...)
 }
 
+func (f *modelFlags) registerPolicy(cmd *cobra.Command) {
+	fl := cmd.Flags()
+	fl.StringVar(&f.policy, "policy", "", "what is kept for the backward part: a named policy (reprise policies) or a `FILE` of rules")
+	fl.StringArrayVar(&f.rules, "rule", nil, "a `LINE` of a policy, \"must save op=top_k layer=layers.*.router\"; may be repeated")
+	fl.BoolVar(&f.allowUnmatched, "allow-unmatched", false, "a rule that matches nothing is a warning, not an error")
+	_ = cmd.RegisterFlagCompletionFunc("policy", completePolicy)
+}
+
 func completePolicy(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	var names []string
 	for _, n := range policy.All() {

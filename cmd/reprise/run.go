@@ -55,9 +55,11 @@ func (a *app) runCmd() *cobra.Command {
 				opt.NoMinimum = true
 				beside(&opt, m)
 				bin = filepath.Join(dir, "model")
-				if _, err := compile.Make(cmd.Context(), m, opt, bin); err != nil {
+				p, err := compile.Make(cmd.Context(), m, opt, bin)
+				if err != nil {
 					return err
 				}
+				a.warn(p.Report)
 			}
 			var list2 []string
 			for _, in := range inputs {

@@ -129,7 +129,7 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 	if err != nil {
 		return nil, err
 	}
-	restricted, err := pl.restricts()
+	restricted, said, err := pl.restricts()
 	if err != nil {
 		return nil, err
 	}
@@ -205,6 +205,9 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 	p.Explanation = explain(chosen, limit)
 	p.Report = newReport(m, target, limit, chosen, all, least, p.Explanation)
 	p.Report.PlanSeconds = time.Since(start).Seconds()
+	if !restricted {
+		p.Report.Policy = said
+	}
 	return p, nil
 }
 

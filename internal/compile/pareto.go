@@ -43,7 +43,7 @@ func Pareto(ctx context.Context, m *frontend.Model, opt Options, n int) (*Curve,
 	if err != nil {
 		return nil, err
 	}
-	restricted, err := pl.restricts()
+	restricted, _, err := pl.restricts()
 	if err != nil {
 		return nil, err
 	}

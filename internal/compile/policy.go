@@ -33,13 +33,13 @@ func (p *planning) free() *planning {
 	return &q
 }
 
-// restricts reports whether a policy has a say in the program.
-func (p *planning) restricts() (bool, error) {
+// restricts reports whether a policy has a say in the program, and what the policy says of it.
+func (p *planning) restricts() (bool, *policy.Report, error) {
 	pr, err := p.problem()
 	if err != nil {
-		return false, err
+		return false, nil, err
 	}
-	return p.policy != nil && len(pr.Problem.Problem.Gates) > 0, nil
+	return p.policy != nil && len(pr.Problem.Problem.Gates) > 0, pr.rules, nil
 }
 
 // obeying is the program that the policy means by itself, without a budget.
@@ -95,7 +95,7 @@ func ComparePolicy(ctx context.Context, m *frontend.Model, opt Options) (*Compar
 	if pl.init, err = initBytes(grouped); err != nil {
 		return nil, err
 	}
-	restricted, err := pl.restricts()
+	restricted, _, err := pl.restricts()
 	if err != nil {
 		return nil, err
 	}

@@ -41,6 +41,7 @@ type candidate struct {
 	readers []string
 	outside bool // read by forward ops of other regions, so that it is an input of theirs
 
+	result bool   // a result of the step: in memory to its end, not for the backward part
 	kept   string // why it is kept whatever a policy says, "" if a policy may decide
 	free   string // why it costs nothing, "" if it could
 	ctx    *context
@@ -160,7 +161,7 @@ func newContext(pr *remat.Problem) *context {
 			case po.RunsOnce():
 				c.kept = "it is pinned: " + pr.Pins[op].Why
 			case pr.Problem.Values[c.value].Output:
-				c.kept = "it is a result of the step"
+				c.kept, c.result = "it is a result of the step", true
 			}
 			x.cands = append(x.cands, c)
 			byValue[c.value] = c
@@ -481,7 +482,7 @@ func (p *Policy) limit(x *context, line map[string]*RuleReport, rep *Report, opt
 func (x *context) keepable(in func(*candidate) bool) (all, pinned int64) {
 	across := planner.KeptAcross(x.problem.Problem, planner.SaveAll(x.problem.Problem).Order)
 	for _, c := range x.cands {
-		if !in(c) || !across[c.value] {
+		if !in(c) || !across[c.value] || c.result {
 			continue
 		}
 		all += c.bytes
@@ -556,7 +557,7 @@ func (x *context) within(limit int64, in func(*candidate) bool, where Where, r *
 		need := needed()
 		var n int64
 		for _, c := range x.cands {
-			if in(c) && need[c] && (keep[c] || c.kept != "" || pr.Values[c.value].Policy == planner.MustSave) {
+			if in(c) && need[c] && !c.result && (keep[c] || c.kept != "" || pr.Values[c.value].Policy == planner.MustSave) {
 				n += c.bytes
 			}
 		}
@@ -651,7 +652,6 @@ func (p *Policy) unmatched(x *context, line map[string]*RuleReport, rep *Report,
 				return err
 			}
 		}
-		rep.Warnings = append(rep.Warnings, fmt.Sprintf("%s: decisions in %s may be made twice: nothing pins them there", a.Where, strings.Join(x.layersOf(a.Layer, 6), ", ")))
 	}
 	return nil
 }

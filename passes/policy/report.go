@@ -152,7 +152,7 @@ func readAfter(pr *remat.Problem) []bool {
 	return out
 }
 
-// String is the report for a person.
+// String is the report on the lines for a person, without the warnings.
 func (r *Report) String() string {
 	var b strings.Builder
 	for _, rule := range r.Rules {
@@ -174,9 +174,6 @@ func (r *Report) String() string {
 		for _, n := range rule.Notes {
 			fmt.Fprintf(&b, "    note: %s\n", n)
 		}
-	}
-	for _, w := range r.Warnings {
-		fmt.Fprintf(&b, "  warning: %s\n", w)
 	}
 	return b.String()
 }
@@ -332,20 +329,6 @@ func (x *context) patterns() []string {
 			}
 		}
 		add(c.layer)
-	}
-	return out
-}
-
-// layersOf lists layers that a pattern matches.
-func (x *context) layersOf(pattern string, n int) []string {
-	var out []string
-	for _, c := range x.cands {
-		if matchLayer(pattern, c.layer) && !slices.Contains(out, c.layer) {
-			out = append(out, c.layer)
-		}
-	}
-	if len(out) > n {
-		out = append(out[:n], "…")
 	}
 	return out
 }
