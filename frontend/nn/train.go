@@ -404,7 +404,9 @@ func (g *graph) writeInit() {
 		}
 		f = g.mod.NewFunc("init")
 		f.Body.AddParam("key", ir.T(dtype.Key), ir.A("role", ir.RoleKey))
-		g.mod.Funcs = []*ir.Func{f, g.step}
+		// First, and what the step calls stays before it.
+		n := len(g.mod.Funcs) - 1
+		g.mod.Funcs = slices.Insert(g.mod.Funcs[:n:n], 0, f)
 	}
 	for _, st := range g.states {
 		if st.init == nil {
