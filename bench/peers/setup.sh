@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes bench/peers/.venv with the libraries that `reprise bench --peers` compares
-# against: PyTorch, JAX and optax from PyPI, run on the CPU. Several GB are
+# against: PyTorch, JAX, optax and flax from PyPI, run on the CPU. Several GB are
 # downloaded, once; a second run only checks that the imports work.
 #
 # What the peers run on is their own BLAS (oneDNN, MKL, XLA): settings for numpy's
@@ -25,10 +25,10 @@ if [ ! -x "$venv/bin/python" ]; then
 		exit 1
 	fi
 fi
-if ! "$venv/bin/python" -c 'import torch, jax, optax, numpy' >/dev/null 2>&1; then
-	"$venv/bin/pip" install --no-input torch jax optax numpy
+if ! "$venv/bin/python" -c 'import torch, jax, optax, flax, numpy' >/dev/null 2>&1; then
+	"$venv/bin/pip" install --no-input torch jax optax flax numpy
 fi
 JAX_PLATFORMS=cpu "$venv/bin/python" - <<'PY'
-import jax, numpy, optax, torch
-print("torch", torch.__version__, "| jax", jax.__version__, "| optax", optax.__version__, "| numpy", numpy.__version__)
+import flax, jax, numpy, optax, torch
+print("torch", torch.__version__, "| jax", jax.__version__, "| optax", optax.__version__, "| flax", flax.__version__, "| numpy", numpy.__version__)
 PY

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"reprise/bench/exactness"
 	"reprise/bench/kernels"
 	plans "reprise/bench/planner"
 	"reprise/bench/step"
@@ -127,14 +128,15 @@ func (a *app) modelsCmd() *cobra.Command {
 func (a *app) benchCmd() *cobra.Command {
 	var peers bool
 	var rounds int
-	var configs, who []string
+	var configs, who, rows []string
 	var dir string
 	cmd := &cobra.Command{
 		Use:   "bench [SUITE…]",
-		Short: "Measure: step (training steps), kernels (contractions), planner; with --peers against PyTorch and JAX in the same run",
+		Short: "Measure: step (training steps), kernels (contractions), planner, exactness; with --peers against PyTorch and JAX in the same run",
 		Example: `  bench/peers/setup.sh && reprise bench step --peers
-  reprise bench kernels --peers`,
-		ValidArgs: []string{"step", "kernels", "planner"},
+  reprise bench kernels --peers
+  reprise bench exactness --peers`,
+		ValidArgs: []string{"step", "kernels", "planner", "exactness"},
 		RunE: func(cmd *cobra.Command, list []string) error {
 			if len(list) == 0 {
 				list = []string{"kernels", "step"}
@@ -153,8 +155,12 @@ func (a *app) benchCmd() *cobra.Command {
 					if err := a.benchPlanner(cmd.Context(), dir); err != nil {
 						return err
 					}
+				case "exactness":
+					if err := a.benchExactness(cmd.Context(), peers, rows, dir); err != nil {
+						return err
+					}
 				default:
-					return usageError{fmt.Errorf("unknown suite %q: suites are step, kernels, planner", suite)}
+					return usageError{fmt.Errorf("unknown suite %q: suites are step, kernels, planner, exactness", suite)}
 				}
 			}
 			return nil
@@ -165,6 +171,7 @@ func (a *app) benchCmd() *cobra.Command {
 	fl.StringSliceVar(&who, "peer", nil, "with --peers, only these contestants of step: "+strings.Join(step.Peers(), ", "))
 	fl.IntVar(&rounds, "rounds", 5, "turns of each contestant")
 	fl.StringSliceVar(&configs, "config", nil, "only these configurations of step")
+	fl.StringSliceVar(&rows, "row", nil, "only these rows of exactness (nothing is written): "+strings.Join(exactness.Names(), ", "))
 	fl.StringVar(&dir, "dir", "bench", "the repository's bench directory")
 	return cmd
 }
@@ -216,6 +223,26 @@ func (a *app) benchStep(ctx context.Context, peers bool, who []string, rounds in
 	}
 	if a.json {
 		a.print(rep)
+	}
+	return nil
+}
+
+func (a *app) benchExactness(ctx context.Context, peers bool, rows []string, dir string) error {
+	o := exactness.Options{Peers: peers, PeersDir: filepath.Join(dir, "peers"), Only: rows, Log: a.err}
+	if len(rows) == 0 {
+		o.Results = filepath.Join(dir, "results")
+	}
+	rep, err := exactness.Run(ctx, o)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		a.print(rep)
+	} else {
+		fmt.Fprint(a.out, rep.Markdown())
+	}
+	if !rep.Exact() {
+		return diag.Errorf("verify", "one of our programs computed other bits").WithHint("this must not happen: report it with the output of reprise doctor")
 	}
 	return nil
 }
