@@ -83,6 +83,7 @@ type ValueReport struct {
 	Fate   string  `json:"fate"`
 	Runs   int     `json:"runs"` // how often its op runs in a step
 	Reason string  `json:"reason"`
+	Rule   string  `json:"rule,omitempty"`    // what a line of the policy says of it, and which
 	AtPeak bool    `json:"at_peak,omitempty"` // in memory at the peak
 	// RecomputeNs: for a saved value what computing it again for its last reader would take; for a
 	// recomputed one what its further runs take.
@@ -337,8 +338,13 @@ func (x *explainer) judge(v *ir.Value, r *ValueReport) {
 		r.Fate, r.Reason = FateInPlace, fmt.Sprintf("the new value of %s %s, written over the old one", home.Param.Role(), home.Param.Name)
 		return
 	}
-	if why := x.pinned(v); why != "" {
-		r.Fate, r.Reason = FatePinned, why
+	pos, last := r.Spans[0][0], r.Spans[0][1]
+	r.Rule = x.rule(v)
+	if pin, once := x.p.problem.Pins[op]; once {
+		r.Fate, r.Reason = FatePinned, pin.Why
+		if last > pos+1 {
+			r.Reason += fmt.Sprintf("; kept from op %d for %s", pos, x.at(last))
+		}
 		return
 	}
 	if r.Runs > 1 {
@@ -346,7 +352,6 @@ func (x *explainer) judge(v *ir.Value, r *ValueReport) {
 		r.Reason = x.whyAgain(v, r)
 		return
 	}
-	pos, last := r.Spans[0][0], r.Spans[0][1]
 	in := x.tookOver(v, pos)
 	switch {
 	case x.results[v]:
@@ -364,17 +369,12 @@ func (x *explainer) judge(v *ir.Value, r *ValueReport) {
 	}
 }
 
-// pinned says why v's op must not run twice, "" where it may.
-func (x *explainer) pinned(v *ir.Value) string {
-	op := v.Op
-	pin, once := x.p.problem.Pins[op]
-	switch {
-	case once:
-		return pin.Why
-	case x.p.problem.Problem.Values[x.value[v]].Policy == planner.MustSave:
-		return x.p.rules.Reason(x.value[v])
+// rule is what a line of the policy says of v, "" where none decides.
+func (x *explainer) rule(v *ir.Value) string {
+	if x.p.problem.Problem.Values[x.value[v]].Policy == planner.PolicyNone {
+		return ""
 	}
-	return ""
+	return x.p.rules.Reason(x.value[v])
 }
 
 // at names an op of the schedule by its position.
@@ -425,8 +425,8 @@ func (x *explainer) whyAgain(v *ir.Value, r *ValueReport) string {
 		}
 	}
 	runs := fmt.Sprintf("run %d times, %s more", r.Runs, Time(r.RecomputeNs))
-	if x.p.problem.Problem.Values[x.value[v]].Policy == planner.MustRecompute {
-		return runs + ": " + x.p.rules.Reason(x.value[v])
+	if r.Rule != "" {
+		runs += " (" + r.Rule + ")"
 	}
 	if most < 0 { // made again while it was still there: it moved
 		return runs + ": the other run takes no memory that would be needed"
@@ -447,11 +447,17 @@ func (x *explainer) whyAgain(v *ir.Value, r *ValueReport) string {
 func (x *explainer) whyKept(v *ir.Value, r *ValueReport) string {
 	pos, last := r.Spans[0][0], r.Spans[0][1]
 	keeps := fmt.Sprintf("kept from op %d for %s", pos, x.at(last))
-	if x.p.problem.Problem.Values[x.value[v]].Policy == planner.PreferSave {
-		keeps += "; " + x.p.rules.Reason(x.value[v])
+	if x.p.problem.Problem.Values[x.value[v]].Policy == planner.MustSave {
+		return keeps + ": " + r.Rule
+	}
+	if r.Rule != "" {
+		keeps += " (" + r.Rule + ")"
 	}
 	if !x.again {
 		return keeps + ": everything fits"
+	}
+	if x.p.rules != nil && x.limit == x.p.arena {
+		return keeps + ": no rule of the policy asks to compute it again"
 	}
 	ns, ops, wall := x.onceMore(v, last)
 	if wall != nil {

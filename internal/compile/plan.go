@@ -273,7 +273,7 @@ func unmeetable(budget int64, least *planned, inf *planner.InfeasibleError) *Bud
 		if s.Value >= 0 {
 			v := x.Values[s.Value]
 			b.Name, b.Type = v.Name, v.Type
-			if v.Fate == FatePinned {
+			if v.Fate == FatePinned || strings.HasPrefix(v.Rule, "must be saved") {
 				b.Pinned = v.Reason
 				at.Pinned += s.Bytes
 				pinned = append(pinned, fmt.Sprintf("%s (%s: %s)", v.Name, Bytes(s.Bytes), v.Reason))
