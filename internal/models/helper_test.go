@@ -19,6 +19,7 @@ import (
 	"reprise/ir"
 	"reprise/ir/interp"
 	"reprise/ir/tensor"
+	"reprise/passes/policy"
 	"reprise/runtime"
 	"reprise/runtime/exe"
 )
@@ -83,17 +84,22 @@ const (
 // compiled compiles m for a target at a budget: in bytes, 0 for everything, -1 for the smallest.
 func compiled(t testing.TB, m *frontend.Model, target string, budget int64) *program {
 	t.Helper()
+	return under(t, m, nil, compile.Options{Target: target, Budget: compile.Budget{Bytes: max(budget, 0), Min: budget < 0}})
+}
+
+// under compiles m under a policy.
+func under(t testing.TB, m *frontend.Model, p *policy.Policy, o compile.Options) *program {
+	t.Helper()
 	w, err := shared()
 	require.NoError(t, err)
 	w.mu.Lock()
 	w.n++
 	lib := filepath.Join(w.dir, fmt.Sprintf("m%d.so", w.n))
 	w.mu.Unlock()
-	o := compile.Options{Target: target, NoMinimum: true, Shared: true, Driver: w.driver, Objects: &w.objects, PlanSteps: 300,
-		Budget: compile.Budget{Bytes: max(budget, 0), Min: budget < 0}}
-	p, err := compile.Make(context.Background(), m, o, lib)
+	o.NoMinimum, o.Shared, o.Driver, o.Objects, o.PlanSteps, o.Policy = true, true, w.driver, &w.objects, 300, p
+	made, err := compile.Make(context.Background(), m, o, lib)
 	require.NoError(t, err)
-	return &program{p, m, lib}
+	return &program{made, m, lib}
 }
 
 // seed is a program of a seed's model, which tests share.

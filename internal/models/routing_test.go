@@ -10,8 +10,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"reprise/frontend"
+	"reprise/internal/compile"
 	"reprise/ir"
 	"reprise/ir/tensor"
+	"reprise/passes/policy"
 	"reprise/runtime"
 )
 
@@ -112,8 +114,16 @@ func delicates(biased bool, top int32) []delicate {
 	}, nil, none})
 }
 
+// policies are names of what is kept: by default one under which everything is computed again.
+func policies() []string {
+	if long() {
+		return []string{"full", "nothing_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable", "selective:2", "every:2"}
+	}
+	return []string{"full"}
+}
+
 // Where routing hangs by a thread, every gradient (the first momentum is one), parameter, state and loss is
-// the same at every budget, on any number of threads and instruction set, and equal to the interpreter.
+// the same at every budget, under every policy, on any number of threads and instruction set, and equal to the interpreter.
 func TestDelicateRouting(t *testing.T) {
 	for _, c := range []struct {
 		spec   string
@@ -124,6 +134,12 @@ func TestDelicateRouting(t *testing.T) {
 			t.Parallel()
 			all := seed(t, c.spec, v4, 0)
 			m, programs := all.m, []*program{all, seed(t, c.spec, v3, -1)}
+			for _, word := range policies() {
+				pol, err := policy.Load(word)
+				require.NoError(t, err)
+				programs = append(programs, under(t, m, pol, compile.Options{Target: v4}))
+				require.Greater(t, programs[len(programs)-1].Report.Recomputed, 0, word)
+			}
 			if long() {
 				lo, hi := programs[1].Report.ArenaBytes, all.Report.ArenaBytes
 				programs = append(programs, compiled(t, m, v4, -1), compiled(t, m, v3, lo+(hi-lo)/3), compiled(t, m, v4, lo+(hi-lo)*2/3))
