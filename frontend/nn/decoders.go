@@ -21,7 +21,7 @@ func llamaOptions() []Option {
 		intOpt("vocab", 256, 1, "tokens; 256: bytes"),
 		floatOpt("theta", 10000, "base of the rotary frequencies"),
 		dtypeOption("f32"),
-		predictOption(),
+		predictOption("step"),
 	}, trainingOptions("adamw", "cosine", 1e-3, 0.1, 1, 100, 5000))
 }
 
@@ -51,10 +51,12 @@ type decoder struct {
 	rope           []Opt
 	qkNorm         bool // heads of queries and keys are normalised after the rotation, without a gain
 	drop           float64
+	seq            int64
 }
 
-// attention adds causal self-attention to x [B, T, C], rotated unless cos is nil.
-func (d decoder) attention(block *Scope, x, cos, sin *Tensor) *Tensor {
+// attention adds causal self-attention to x [B, T, C], rotated unless cos is nil; at is the position of
+// a step that is given one token.
+func (d decoder) attention(block *Scope, x, cos, sin, at *Tensor) *Tensor {
 	a := block.In("attn")
 	h := a.RMSNorm("norm", x, d.norm...)
 	turned := func(name string, heads int64) *Tensor {
@@ -70,7 +72,7 @@ func (d decoder) attention(block *Scope, x, cos, sin *Tensor) *Tensor {
 	}
 	q := turned("q", d.heads)
 	k := turned("k", d.kv)
-	y := a.Attention(q, k, a.Project("v", h, d.kv, d.dim, d.qkv...), Causal(), DropProbs(d.drop))
+	y := a.CausalAttention(q, k, a.Project("v", h, d.kv, d.dim, d.qkv...), d.seq, at, d.drop)
 	return block.Add(x, a.Dropout(a.Join("o", y, x.Type.Shape[2], d.out...), d.drop))
 }
 
@@ -84,7 +86,7 @@ func (d decoder) mlp(block *Scope, x *Tensor, hidden int64) *Tensor {
 func decoderOf(v Values, norm ...Opt) decoder {
 	plain := []Opt{NoBias(), WithInit(Normal(0.02))}
 	return decoder{heads: v.Int("heads"), kv: v.Int("kv_heads"), dim: v.Int("d") / v.Int("heads"), norm: norm,
-		qkv: plain, out: plain, drop: v.Float("dropout")}
+		qkv: plain, out: plain, drop: v.Float("dropout"), seq: v.Int("seq")}
 }
 
 func (s *Scope) embedded(v Values, tokens *Tensor) (x, table *Tensor) {
@@ -92,18 +94,25 @@ func (s *Scope) embedded(v Values, tokens *Tensor) (x, table *Tensor) {
 	return s.In("embed").Take(table, tokens), table
 }
 
-func (s *Scope) angles(v Values) (cos, sin *Tensor) {
-	return s.In("rope").RopeTables(v.Int("seq"), v.Int("d")/v.Int("heads"), v.Float("theta"))
+// angles are the tables for all positions, or for the one at which a step stands.
+func (s *Scope) angles(v Values, at *Tensor) (cos, sin *Tensor) {
+	r := s.In("rope")
+	cos, sin = r.RopeTables(v.Int("seq"), v.Int("d")/v.Int("heads"), v.Float("theta"))
+	if at != nil {
+		row := r.Reshape(at, 1)
+		cos, sin = r.Take(cos, row), r.Take(sin, row)
+	}
+	return cos, sin
 }
 
 func llama(v Values) Model {
 	d := decoderOf(v)
-	return language(v, func(s *Scope, tokens *Tensor) trunk {
+	return language(v, func(s *Scope, tokens, at *Tensor) trunk {
 		x, _ := s.embedded(v, tokens)
-		cos, sin := s.angles(v)
+		cos, sin := s.angles(v, at)
 		for i := range v.Int("layers") {
 			block := s.Inf("layers.%d", i)
-			x = d.mlp(block, d.attention(block, x, cos, sin), HiddenOf(v))
+			x = d.mlp(block, d.attention(block, x, cos, sin, at), HiddenOf(v))
 		}
 		head := func(x *Tensor) *Tensor { return s.Linear("head", x, v.Int("vocab"), d.out...) }
 		return trunk{x: s.RMSNorm("norm", x, d.norm...), head: head}
@@ -122,7 +131,7 @@ func decoderOptions(layers, d, heads, kv int64, theta float64, more ...Option) [
 		intOpt("vocab", 256, 1, "tokens; 256: bytes"),
 		floatOpt("theta", theta, "base of the rotary frequencies"),
 		floatOpt("dropout", 0.1, "drop probability: attention, residuals"),
-	}, more, []Option{dtypeOption("bf16"), predictOption()}, trainingOptions("adamw", "cosine", 1e-3, 0.1, 1, 100, 5000))
+	}, more, []Option{dtypeOption("bf16"), predictOption("step")}, trainingOptions("adamw", "cosine", 1e-3, 0.1, 1, 100, 5000))
 }
 
 func qwenOptions() []Option {
@@ -139,12 +148,12 @@ func qwen(v Values) Model {
 	if hidden == 0 {
 		hidden = (16*v.Int("d")/3 + 31) / 32 * 32
 	}
-	return language(v, func(s *Scope, tokens *Tensor) trunk {
+	return language(v, func(s *Scope, tokens, at *Tensor) trunk {
 		x, table := s.embedded(v, tokens)
-		cos, sin := s.angles(v)
+		cos, sin := s.angles(v, at)
 		for i := range v.Int("layers") {
 			block := s.Inf("layers.%d", i)
-			x = d.mlp(block, d.attention(block, x, cos, sin), hidden)
+			x = d.mlp(block, d.attention(block, x, cos, sin, at), hidden)
 		}
 		head := func(x *Tensor) *Tensor { return s.In("head").MatMulT(x, table) }
 		if v.Word("tied") == "no" {
@@ -180,13 +189,13 @@ func routedCheck(v Values) error {
 // is that of the router alone.
 func mixtral(v Values) Model {
 	d := decoderOf(v)
-	return language(v, func(s *Scope, tokens *Tensor) trunk {
+	return language(v, func(s *Scope, tokens, at *Tensor) trunk {
 		x, _ := s.embedded(v, tokens)
-		cos, sin := s.angles(v)
+		cos, sin := s.angles(v, at)
 		var extra *Tensor
 		for i := range v.Int("layers") {
 			block := s.Inf("layers.%d", i)
-			x = d.attention(block, x, cos, sin)
+			x = d.attention(block, x, cos, sin, at)
 			y, balance := block.MoE("moe", block.In("moe").RMSNorm("norm", x, d.norm...), v.Int("experts"), v.Int("top"), v.Int("hidden"), Jitter(v.Float("jitter")))
 			x = block.Add(x, block.Dropout(y, d.drop))
 			extra = block.balanced(extra, balance, v.Float("balance"))
@@ -223,15 +232,15 @@ func llama4Options() []Option {
 func llama4(v Values) Model {
 	d := decoderOf(v)
 	d.rope, d.qkNorm = []Opt{Interleaved()}, true
-	return language(v, func(s *Scope, tokens *Tensor) trunk {
+	return language(v, func(s *Scope, tokens, at *Tensor) trunk {
 		x, _ := s.embedded(v, tokens)
-		cos, sin := s.angles(v)
+		cos, sin := s.angles(v, at)
 		for i := range v.Int("layers") {
 			block := s.Inf("layers.%d", i)
 			if (i+1)%v.Int("nope_every") == 0 {
-				x = d.attention(block, x, nil, nil)
+				x = d.attention(block, x, nil, nil, at)
 			} else {
-				x = d.attention(block, x, cos, sin)
+				x = d.attention(block, x, cos, sin, at)
 			}
 			if (i+1)%v.Int("moe_every") != 0 {
 				x = d.mlp(block, x, v.Int("dense_hidden"))

@@ -2,6 +2,7 @@ package nn
 
 import (
 	"math"
+	"slices"
 
 	"reprise/ir"
 	"reprise/ir/dtype"
@@ -169,6 +170,40 @@ func (s *Scope) Attention(q, k, v *Tensor, opts ...Opt) *Tensor {
 		s.g.rng++
 	}
 	return s.Ops("attention", operands, attrs...)[0]
+}
+
+// CausalAttention is Attention of tokens over themselves and those before. Where at is not
+// nil, the operands are of the one token at position at (i32[]): its key and value go into
+// buffers "k" and "v" [B, T, Hk, D] of length T, and it attends to what stands there up to
+// its position. Then the result has the bits that the token's has among all.
+func (s *Scope) CausalAttention(q, k, v *Tensor, T int64, at *Tensor, drop float64) *Tensor {
+	if at == nil {
+		return s.Attention(q, k, v, Causal(), DropProbs(drop))
+	}
+	c := s.In("cache")
+	return s.Ops("attention_at", []*Tensor{q, c.Cache("k", k, T, at), c.Cache("v", v, T, at), at},
+		ir.A("scale", 1/math.Sqrt(float64(q.Type.Shape[3]))))[0]
+}
+
+// Cache declares a buffer of length T along axis 1 and writes x [B, n, …] into it from
+// position at (i32[]) on; the result is the buffer after that.
+func (s *Scope) Cache(name string, x *Tensor, T int64, at *Tensor) *Tensor {
+	if x.Type.Rank() < 2 || x.Type.Shape[1] > T {
+		s.fail("shape", "cache of length %d for %v: want [batch, time, …]", T, x.Type)
+	}
+	shape := slices.Clone(x.Type.Shape)
+	shape[1] = T
+	operands := []*Tensor{s.Buffer(name, x.Type.DType, shape, Zeros), x}
+	for axis := range shape {
+		if axis == 1 {
+			operands = append(operands, at)
+		} else {
+			operands = append(operands, s.Int(dtype.I32, 0))
+		}
+	}
+	now := s.Op("dynamic_update_slice", operands)
+	s.Update(name, now)
+	return now
 }
 
 // RopeTables is cos and sin of position times frequency, [T, dim/2] each, computed in

@@ -54,15 +54,18 @@ type trunk struct {
 
 // language trains and predicts over tokens [B, T]. With predict=next the inference step
 // has an input "position" (i32[]) and gives the logits [B, V] of what follows that
-// position only.
-func language(v Values, build func(s *Scope, tokens *Tensor) trunk) Model {
+// position only. With predict=step it takes one token of each sequence, [B, 1], and gives
+// the logits [B, V] of what follows it: what it knows of the tokens before is state, as is
+// buffer "position", which counts them and starts anew after T. build gets that position, or
+// nil where it is given all tokens.
+func language(v Values, build func(s *Scope, tokens, at *Tensor) trunk) Model {
 	shape, vocab := []int64{v.Int("batch"), v.Int("seq")}, v.Int("vocab")
 	return Model{
 		DType: dtypeOf(v),
 		Loss: func(s *Scope) *Tensor {
 			tokens := s.Input("tokens", dtype.I32, shape, Tokens(vocab))
 			targets := s.Input("targets", dtype.I32, shape, Targets(vocab))
-			t := build(s, tokens)
+			t := build(s, tokens, nil)
 			l := s.In("loss")
 			loss := l.CrossEntropy(t.head(t.x), targets)
 			if t.extra != nil {
@@ -71,7 +74,14 @@ func language(v Values, build func(s *Scope, tokens *Tensor) trunk) Model {
 			return loss
 		},
 		Predict: func(s *Scope) {
-			t := build(s, s.Input("tokens", dtype.I32, shape, Tokens(vocab)))
+			if v.Word("predict") == "step" {
+				at := s.Buffer("position", dtype.I32, nil, Zeros)
+				t := build(s, s.Input("tokens", dtype.I32, []int64{shape[0], 1}, Tokens(vocab)), at)
+				s.Output("logits", s.Reshape(s.wide(t.head(t.x)), shape[0], vocab))
+				s.Update("position", s.Op("rem", []*Tensor{s.Add(at, s.Int(dtype.I32, 1)), s.Int(dtype.I32, shape[1])}))
+				return
+			}
+			t := build(s, s.Input("tokens", dtype.I32, shape, Tokens(vocab)), nil)
 			if v.Word("predict") == "next" {
 				t.x = s.Pick(t.x, 1, s.Input("position", dtype.I32, nil, Labels(v.Int("seq"))))
 			}
@@ -80,8 +90,12 @@ func language(v Values, build func(s *Scope, tokens *Tensor) trunk) Model {
 	}
 }
 
-func predictOption() Option {
-	return wordOpt("predict", "all", "inference gives logits of all positions, or those after the input \"position\"", "all", "next")
+func predictOption(more ...string) Option {
+	doc := "inference gives logits of all positions, or those after the input \"position\""
+	if len(more) > 0 {
+		doc += ", or takes a token a step and keeps keys and values as state"
+	}
+	return wordOpt("predict", "all", doc, append([]string{"all", "next"}, more...)...)
 }
 
 func dtypeOption(def string) Option {
@@ -107,7 +121,7 @@ func gptOptions() []Option {
 		intOpt("vocab", 256, 1, "tokens; 256: bytes"),
 		floatOpt("dropout", 0.2, "drop probability: embedding, attention, residuals"),
 		dtypeOption("f32"),
-		predictOption(),
+		predictOption("step"),
 	}, trainingOptions("adamw", "cosine", 1e-3, 0.1, 1, 100, 5000))
 }
 
@@ -127,24 +141,38 @@ func microCheck(v Values) error {
 
 func gptCheck(v Values) error { return headsCheck(v) }
 
+// positioned is the embedding of tokens plus that of their positions, and the former's table.
+func (s *Scope) positioned(v Values, tokens, at *Tensor) (x, wte *Tensor) {
+	wte, wpe := s.Embedding("wte", v.Int("vocab"), v.Int("d")), s.Embedding("wpe", v.Int("seq"), v.Int("d"))
+	e := s.In("embed")
+	if at != nil {
+		wpe = e.Take(wpe, e.Reshape(at, 1))
+	}
+	return e.Dropout(e.Add(e.Take(wte, tokens), wpe), v.Float("dropout")), wte
+}
+
+// selfAttention adds causal self-attention with biases to x [B, T, C].
+func (s *Scope) selfAttention(v Values, x, at *Tensor, out Opt) *Tensor {
+	d, heads, p := v.Int("d"), v.Int("heads"), v.Float("dropout")
+	a := s.In("attn")
+	h := a.LayerNorm("ln", x)
+	part := func(name string) *Tensor { return a.Project(name, h, heads, d/heads, WithInit(Normal(0.02))) }
+	y := a.CausalAttention(part("q"), part("k"), part("v"), v.Int("seq"), at, p)
+	return s.Add(x, a.Dropout(a.Join("proj", y, d, out), p))
+}
+
 func gptModel(v Values) Model {
-	d, heads, layers, p := v.Int("d"), v.Int("heads"), v.Int("layers"), v.Float("dropout")
+	d, layers, p := v.Int("d"), v.Int("layers"), v.Float("dropout")
 	normal := WithInit(Normal(0.02))
 	// Residual projections start smaller, so that the sum over all blocks keeps its scale.
 	thin := WithInit(Normal(0.02 / math.Sqrt(2*float64(layers))))
-	return language(v, func(s *Scope, tokens *Tensor) trunk {
-		wte, wpe := s.Embedding("wte", v.Int("vocab"), d), s.Embedding("wpe", v.Int("seq"), d)
-		e := s.In("embed")
-		x := e.Dropout(e.Add(e.Take(wte, tokens), wpe), p)
+	return language(v, func(s *Scope, tokens, at *Tensor) trunk {
+		x, wte := s.positioned(v, tokens, at)
 		for i := range layers {
 			block := s.Inf("layers.%d", i)
-			a := block.In("attn")
-			h := a.LayerNorm("ln", x)
-			part := func(name string) *Tensor { return a.Project(name, h, heads, d/heads, normal) }
-			y := a.Attention(part("q"), part("k"), part("v"), Causal(), DropProbs(p))
-			x = block.Add(x, a.Dropout(a.Join("proj", y, d, thin), p))
+			x = block.selfAttention(v, x, at, thin)
 			m := block.In("mlp")
-			h = m.Gelu(m.Linear("fc", m.LayerNorm("ln", x), 4*d, normal))
+			h := m.Gelu(m.Linear("fc", m.LayerNorm("ln", x), 4*d, normal))
 			x = block.Add(x, m.Dropout(m.Linear("proj", h, d, thin), p))
 		}
 		head := func(x *Tensor) *Tensor { return s.In("head").MatMulT(x, wte) }
@@ -167,7 +195,7 @@ func moeOptions() []Option {
 		floatOpt("balance", 0.01, "weight of the load-balancing loss"),
 		floatOpt("jitter", 0, "router noise: what it sees times 1 ± jitter"),
 		dtypeOption("f32"),
-		predictOption(),
+		predictOption("step"),
 	}, trainingOptions("adamw", "cosine", 1e-3, 0.1, 1, 100, 5000))
 }
 
@@ -179,20 +207,13 @@ func moeCheck(v Values) error {
 }
 
 func moe(v Values) Model {
-	d, heads, p := v.Int("d"), v.Int("heads"), v.Float("dropout")
-	normal := WithInit(Normal(0.02))
-	return language(v, func(s *Scope, tokens *Tensor) trunk {
-		wte, wpe := s.Embedding("wte", v.Int("vocab"), d), s.Embedding("wpe", v.Int("seq"), d)
-		e := s.In("embed")
-		x := e.Dropout(e.Add(e.Take(wte, tokens), wpe), p)
+	p := v.Float("dropout")
+	return language(v, func(s *Scope, tokens, at *Tensor) trunk {
+		x, wte := s.positioned(v, tokens, at)
 		var extra *Tensor
 		for i := range v.Int("layers") {
 			block := s.Inf("layers.%d", i)
-			a := block.In("attn")
-			h := a.LayerNorm("ln", x)
-			part := func(name string) *Tensor { return a.Project(name, h, heads, d/heads, normal) }
-			y := a.Attention(part("q"), part("k"), part("v"), Causal(), DropProbs(p))
-			x = block.Add(x, a.Dropout(a.Join("proj", y, d, normal), p))
+			x = block.selfAttention(v, x, at, WithInit(Normal(0.02)))
 			y, balance := block.MoE("moe", block.LayerNorm("ln", x), v.Int("experts"), v.Int("top"), v.Int("hidden"), Jitter(v.Float("jitter")))
 			x = block.Add(x, block.Dropout(y, p))
 			extra = block.balanced(extra, balance, v.Float("balance"))
@@ -303,7 +324,7 @@ func lstmOptions() []Option {
 }
 
 func lstm(v Values) Model {
-	return language(v, func(s *Scope, tokens *Tensor) trunk {
+	return language(v, func(s *Scope, tokens, _ *Tensor) trunk {
 		x := s.In("embed").Take(s.Embedding("wte", v.Int("vocab"), v.Int("d"), WithInit(Normal(0.1))), tokens)
 		for i := range v.Int("layers") {
 			l := s.Inf("layers.%d", i)

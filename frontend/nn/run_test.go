@@ -328,3 +328,50 @@ func TestBuildingIsPure(t *testing.T) {
 	}
 	wg.Wait()
 }
+
+// A token a step, with keys and values kept as state, gives the logits that all tokens at once give, bit for
+// bit; after the last position it starts anew.
+func TestPredictStep(t *testing.T) {
+	for _, spec := range tiny {
+		name, _, _ := strings.Cut(spec, ",")
+		if !strings.Contains(spec, "vocab=") || name == "lstm" {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			all, err := use(t, spec).Infer()
+			require.NoError(t, err)
+			step, err := use(t, spec+",predict=step").Infer()
+			require.NoError(t, err)
+			key := tensor.Key(7, math.MaxUint32, 0)
+			weights, err := interp.RunNamed(all.Func("init"), map[string]*tensor.Tensor{"key": key}, interp.Options{})
+			require.NoError(t, err)
+			state, err := interp.RunNamed(step.Func("init"), map[string]*tensor.Tensor{"key": key}, interp.Options{})
+			require.NoError(t, err)
+			weights["key"], state["key"] = key, key
+			in := data(all.Func("step"))["tokens"]
+			weights["tokens"] = in
+			out, err := interp.RunNamed(all.Func("step"), weights, interp.Options{})
+			require.NoError(t, err)
+			want := out["logits"]
+			B, T, V := want.Shape[0], want.Shape[1], want.Shape[2]
+			for s := range 2 * T {
+				at := s % T
+				one := make([]int32, B)
+				for b := range B {
+					one[b] = in.I32()[b*T+at]
+				}
+				state["tokens"] = tensor.Of(one, B, 1)
+				got, err := interp.RunNamed(step.Func("step"), state, interp.Options{})
+				require.NoError(t, err)
+				for b := range B {
+					require.Equal(t, want.F32()[(b*T+at)*V:(b*T+at+1)*V], got["logits"].F32()[b*V:(b+1)*V], "step %d", s)
+				}
+				for name, v := range got {
+					if name != "logits" {
+						state[name] = v
+					}
+				}
+			}
+		})
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"reprise/ir"
+	"reprise/ir/tensor"
 )
 
 // The models of the public reports, small and with odd sizes, noise switched on. Gradient descent with momentum
@@ -87,16 +88,19 @@ func TestElementTypes(t *testing.T) {
 	}
 }
 
-// book is step s of a text that repeats: tokens and targets below 30.
+// book is step s of a text that repeats: tokens and targets.
 func book(step *ir.Func, s int) inputs {
+	return inputs{"tokens": page(step.Param("tokens"), s, 0), "targets": page(step.Param("targets"), s, 1)}
+}
+
+// page is what an input of tokens [B, T] below 30 is fed in step s; after tells how many positions later it is.
+func page(p *ir.Value, s, after int) *tensor.Tensor {
 	const text = "the quick brown fox jumps over the lazy dog; "
 	const symbols = "abcdefghijklmnopqrstuvwxyz ;"
-	x, y := fresh(step.Param("tokens")), fresh(step.Param("targets"))
-	T := x.Shape[1]
-	for k := range x.Len() {
-		at := s*7 + int(k/T)*13 + int(k%T)
+	x := fresh(p)
+	for k, T := int64(0), x.Shape[1]; k < x.Len(); k++ {
+		at := s*7 + int(k/T)*13 + int(k%T) + after
 		x.SetBits(k, uint64(strings.IndexByte(symbols, text[at%len(text)])))
-		y.SetBits(k, uint64(strings.IndexByte(symbols, text[(at+1)%len(text)])))
 	}
-	return inputs{"tokens": x, "targets": y}
+	return x
 }
