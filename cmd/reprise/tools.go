@@ -112,13 +112,17 @@ func reproducer(err error) error {
 
 func (a *app) modelsCmd() *cobra.Command {
 	return &cobra.Command{
-		Use: "models", Short: "List the builtin models and their options", Example: "  reprise models", Args: args(cobra.NoArgs),
+		Use: "models", Short: "List the builtin models, their sizes and their options", Example: "  reprise models", Args: args(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
 			for i, b := range nn.Builtins() {
 				if i > 0 {
 					fmt.Fprintln(a.out)
 				}
-				fmt.Fprint(a.out, b.Help())
+				text, err := b.Help()
+				if err != nil {
+					return err
+				}
+				fmt.Fprint(a.out, text)
 			}
 			return nil
 		},

@@ -58,10 +58,34 @@ func (u *Use) Train() (*ir.Module, error) { return train(u.model, u.Recipe, fals
 // Infer makes the inference module.
 func (u *Use) Infer() (*ir.Module, error) { return infer(u.model, false) }
 
-// Help is the model's line and its options, one a line, with their defaults.
-func (b *Builtin) Help() string {
+// Parameters is the number of trained elements of the model with these settings.
+func (u *Use) Parameters() (int64, error) {
+	m, err := u.Infer()
+	if err != nil {
+		return 0, err
+	}
+	n := int64(0)
+	for _, p := range m.Func("step").Body.Params {
+		if p.Role() == ir.RoleParam {
+			n += p.Type.Len()
+		}
+	}
+	return n, nil
+}
+
+// Help is the model's line, with the number of its parameters, and its options, one a
+// line, with their defaults.
+func (b *Builtin) Help() (string, error) {
+	u, err := ParseBuiltin(b.Name)
+	if err != nil {
+		return "", err
+	}
+	n, err := u.Parameters()
+	if err != nil {
+		return "", err
+	}
 	var w strings.Builder
-	fmt.Fprintf(&w, "builtin:%s  %s\n", b.Name, b.Doc)
+	fmt.Fprintf(&w, "builtin:%s  %s; %s parameters\n", b.Name, b.Doc, grouped(n))
 	for _, o := range b.Options {
 		doc := o.Doc
 		if o.Kind == "word" {
@@ -69,7 +93,16 @@ func (b *Builtin) Help() string {
 		}
 		fmt.Fprintf(&w, "  %-22s %s\n", o.Name+"="+o.Default, doc)
 	}
-	return w.String()
+	return w.String(), nil
+}
+
+// grouped is n with its digits in groups of three.
+func grouped(n int64) string {
+	s := fmt.Sprint(n)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
 }
 
 // Builtins lists the models, in the order of their documentation.

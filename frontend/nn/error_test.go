@@ -112,10 +112,24 @@ func TestBuiltinErrors(t *testing.T) {
 
 func TestHelpNamesEveryOption(t *testing.T) {
 	for _, b := range nn.Builtins() {
+		help, err := b.Help()
+		require.NoError(t, err)
 		for _, o := range b.Options {
-			require.Contains(t, b.Help(), "  "+o.Name+"="+o.Default+" ")
+			require.Contains(t, help, "  "+o.Name+"="+o.Default+" ")
 		}
 	}
+}
+
+// GPT-2's published sizes give its published number of parameters.
+func TestParameters(t *testing.T) {
+	u, err := nn.ParseBuiltin("gpt2-124m,seq=1024")
+	require.NoError(t, err)
+	n, err := u.Parameters()
+	require.NoError(t, err)
+	require.Equal(t, int64(124439808), n)
+	help, err := u.Builtin.Help()
+	require.NoError(t, err)
+	require.Contains(t, help, "; 123,702,528 parameters\n")
 }
 
 func TestCanonicalSpec(t *testing.T) {
