@@ -48,6 +48,11 @@ func emitKernel(m *ir.Module, k *kern.Kernel, t Target, symbol string, ids []uin
 	for i := range k.Params {
 		ptrs = append(ptrs, entry.NewLoad(i8p, entry.NewGetElementPtr(i8p, args, emit.I64(int64(i)))))
 	}
+	mode := func(*ir.Block, bool) {}
+	if k.Flush {
+		mode = flushing(m, f, entry)
+	}
+	mode(entry, true)
 	entry.NewBr(body)
 	fn := emit.NewFunc(emit.OnModule(m), f, entry, body, k.Params, ptrs, scratch, 0, t.Lanes())
 	fn.RandomIDs = random
@@ -56,11 +61,38 @@ func emitKernel(m *ir.Module, k *kern.Kernel, t Target, symbol string, ids []uin
 		fn.Bounds(k.Tile, 0, max(k.Tiles-1, 0))
 		fn.Body(k.Body)
 	})
+	mode(fn.Block, false)
 	fn.Block.NewRet(nil)
 	if n := fn.ScratchUsed(); n > ScratchBytes {
 		return nil, fmt.Errorf("kernel %q: local arrays take %d bytes, a worker has %d", k.Name, n, int64(ScratchBytes))
 	}
 	return f, nil
+}
+
+// flushing lets a function take denormals as zero: the result switches the mode on and back to how it
+// was found. It writes to entry.
+func flushing(m *ir.Module, f *ir.Func, entry *ir.Block) func(b *ir.Block, on bool) {
+	f.FuncAttrs = append(f.FuncAttrs, ir.AttrPair{Key: "denormal-fp-math", Value: "preserve-sign,preserve-sign"})
+	i8p := types.NewPointer(types.I8)
+	csr := func(name string) *ir.Func {
+		if f := attentionFind(m, name); f != nil {
+			return f
+		}
+		return m.NewFunc(name, types.Void, ir.NewParam("", i8p))
+	}
+	load, save := csr("llvm.x86.sse.ldmxcsr"), csr("llvm.x86.sse.stmxcsr")
+	found, flush := entry.NewAlloca(types.I32), entry.NewAlloca(types.I32)
+	pfound, pflush := entry.NewBitCast(found, i8p), entry.NewBitCast(flush, i8p)
+	entry.NewCall(save, pfound)
+	// FTZ is bit 15, DAZ bit 6.
+	entry.NewStore(entry.NewOr(entry.NewLoad(types.I32, found), emit.I32(0x8040)), flush)
+	return func(b *ir.Block, on bool) {
+		if on {
+			b.NewCall(load, pflush)
+		} else {
+			b.NewCall(load, pfound)
+		}
+	}
 }
 
 // emitCall adds a kernel that calls body with the given ids.

@@ -283,6 +283,11 @@ func (f *Func) operation(e *kern.Expr, args []*operand, vs []value.Value, w int)
 		return f.intDiv(t, w, vs[0], vs[1], args[1], true)
 	case kern.OpFma:
 		return f.Call("llvm.fma", typ, typ, vs...)
+	case kern.OpFmaFlush:
+		if f.Device != nil {
+			return f.fmaFlush(w, vs[0], vs[1], vs[2])
+		}
+		return f.Call("llvm.fma", typ, typ, vs...) // the kernel has set the mode
 	case kern.OpSqrt:
 		return f.Call("llvm.sqrt", typ, typ, vs[0])
 	case kern.OpFloor:
@@ -459,6 +464,26 @@ func (f *Func) convert(from, to dtype.Type, w int, x value.Value) value.Value {
 		return b.NewTrunc(x, typ)
 	}
 	return x
+}
+
+// fmaFlush is OpFmaFlush without a mode of the processor for it.
+func (f *Func) fmaFlush(w int, x, y, z value.Value) value.Value {
+	f32, f64, i32 := Vec(types.Float, w), Vec(types.Double, w), Vec(types.I32, w)
+	signed := func(v value.Value) value.Value { // zero of v's sign
+		return f.Block.NewBitCast(f.Block.NewAnd(f.Block.NewBitCast(v, i32), IntLit(types.I32, w, -1<<31)), f32)
+	}
+	flush := func(v value.Value) value.Value {
+		b := f.Block
+		small := b.NewICmp(enum.IPredEQ, b.NewAnd(b.NewBitCast(v, i32), IntLit(types.I32, w, 0x7f800000)), IntLit(types.I32, w, 0))
+		return b.NewSelect(small, signed(v), v)
+	}
+	x, y, z = flush(x), flush(y), flush(z)
+	r := f.Call("llvm.fma", f32, f32, x, y, z)
+	b := f.Block
+	// Exact where it is near the least normal: products of bf16 have 16 bits.
+	s := f.Call("llvm.fabs", f64, f64, b.NewFAdd(b.NewFMul(b.NewFPExt(x, f64), b.NewFPExt(y, f64)), b.NewFPExt(z, f64)))
+	least := Literal(dtype.F64, w, math.Float64bits(0x1p-126-0x1p-151))
+	return f.Block.NewSelect(f.Block.NewFCmp(enum.FPredOLT, s, least), signed(r), r)
 }
 
 // widen is the f32 value of f16 or bf16 bits.

@@ -234,37 +234,38 @@ func same(op Op, args ...*Expr) *Expr { return make1(op, args[0].DType, args...)
 
 // The operations; see the Op constants for what each does.
 
-func Neg(x *Expr) *Expr          { return same(OpNeg, x) }
-func Abs(x *Expr) *Expr          { return same(OpAbs, x) }
-func Add(x, y *Expr) *Expr       { return same(OpAdd, x, y) }
-func Sub(x, y *Expr) *Expr       { return same(OpSub, x, y) }
-func Mul(x, y *Expr) *Expr       { return same(OpMul, x, y) }
-func Div(x, y *Expr) *Expr       { return same(OpDiv, x, y) }
-func Rem(x, y *Expr) *Expr       { return same(OpRem, x, y) }
-func Fma(x, y, z *Expr) *Expr    { return same(OpFma, x, y, z) }
-func Sqrt(x *Expr) *Expr         { return same(OpSqrt, x) }
-func Floor(x *Expr) *Expr        { return same(OpFloor, x) }
-func Ceil(x *Expr) *Expr         { return same(OpCeil, x) }
-func Rint(x *Expr) *Expr         { return same(OpRint, x) }
-func Trunc(x *Expr) *Expr        { return same(OpTrunc, x) }
-func Min(x, y *Expr) *Expr       { return same(OpMin, x, y) }
-func Max(x, y *Expr) *Expr       { return same(OpMax, x, y) }
-func And(x, y *Expr) *Expr       { return same(OpAnd, x, y) }
-func Or(x, y *Expr) *Expr        { return same(OpOr, x, y) }
-func Xor(x, y *Expr) *Expr       { return same(OpXor, x, y) }
-func Not(x *Expr) *Expr          { return same(OpNot, x) }
-func Shl(x, n *Expr) *Expr       { return same(OpShl, x, n) }
-func Shr(x, n *Expr) *Expr       { return same(OpShr, x, n) }
-func Popcnt(x *Expr) *Expr       { return same(OpPopcnt, x) }
-func Clz(x *Expr) *Expr          { return same(OpClz, x) }
-func MulHi(x, y *Expr) *Expr     { return same(OpMulHi, x, y) }
-func Eq(x, y *Expr) *Expr        { return make1(OpEq, dtype.Bool, x, y) }
-func Ne(x, y *Expr) *Expr        { return make1(OpNe, dtype.Bool, x, y) }
-func Lt(x, y *Expr) *Expr        { return make1(OpLt, dtype.Bool, x, y) }
-func Le(x, y *Expr) *Expr        { return make1(OpLe, dtype.Bool, x, y) }
-func Gt(x, y *Expr) *Expr        { return make1(OpGt, dtype.Bool, x, y) }
-func Ge(x, y *Expr) *Expr        { return make1(OpGe, dtype.Bool, x, y) }
-func Select(c, x, y *Expr) *Expr { return make1(OpSelect, x.DType, c, x, y) }
+func Neg(x *Expr) *Expr            { return same(OpNeg, x) }
+func Abs(x *Expr) *Expr            { return same(OpAbs, x) }
+func Add(x, y *Expr) *Expr         { return same(OpAdd, x, y) }
+func Sub(x, y *Expr) *Expr         { return same(OpSub, x, y) }
+func Mul(x, y *Expr) *Expr         { return same(OpMul, x, y) }
+func Div(x, y *Expr) *Expr         { return same(OpDiv, x, y) }
+func Rem(x, y *Expr) *Expr         { return same(OpRem, x, y) }
+func Fma(x, y, z *Expr) *Expr      { return same(OpFma, x, y, z) }
+func FmaFlush(x, y, z *Expr) *Expr { return same(OpFmaFlush, x, y, z) }
+func Sqrt(x *Expr) *Expr           { return same(OpSqrt, x) }
+func Floor(x *Expr) *Expr          { return same(OpFloor, x) }
+func Ceil(x *Expr) *Expr           { return same(OpCeil, x) }
+func Rint(x *Expr) *Expr           { return same(OpRint, x) }
+func Trunc(x *Expr) *Expr          { return same(OpTrunc, x) }
+func Min(x, y *Expr) *Expr         { return same(OpMin, x, y) }
+func Max(x, y *Expr) *Expr         { return same(OpMax, x, y) }
+func And(x, y *Expr) *Expr         { return same(OpAnd, x, y) }
+func Or(x, y *Expr) *Expr          { return same(OpOr, x, y) }
+func Xor(x, y *Expr) *Expr         { return same(OpXor, x, y) }
+func Not(x *Expr) *Expr            { return same(OpNot, x) }
+func Shl(x, n *Expr) *Expr         { return same(OpShl, x, n) }
+func Shr(x, n *Expr) *Expr         { return same(OpShr, x, n) }
+func Popcnt(x *Expr) *Expr         { return same(OpPopcnt, x) }
+func Clz(x *Expr) *Expr            { return same(OpClz, x) }
+func MulHi(x, y *Expr) *Expr       { return same(OpMulHi, x, y) }
+func Eq(x, y *Expr) *Expr          { return make1(OpEq, dtype.Bool, x, y) }
+func Ne(x, y *Expr) *Expr          { return make1(OpNe, dtype.Bool, x, y) }
+func Lt(x, y *Expr) *Expr          { return make1(OpLt, dtype.Bool, x, y) }
+func Le(x, y *Expr) *Expr          { return make1(OpLe, dtype.Bool, x, y) }
+func Gt(x, y *Expr) *Expr          { return make1(OpGt, dtype.Bool, x, y) }
+func Ge(x, y *Expr) *Expr          { return make1(OpGe, dtype.Bool, x, y) }
+func Select(c, x, y *Expr) *Expr   { return make1(OpSelect, x.DType, c, x, y) }
 func Bitcast(x *Expr, t dtype.Type) *Expr {
 	if x.DType == t {
 		return x

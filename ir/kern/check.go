@@ -3,6 +3,7 @@ package kern
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"reprise/ir/dtype"
 )
@@ -11,7 +12,7 @@ var errArity = errors.New("wrong number of operands")
 
 // opNames are the names of the text form, in the order of the constants.
 func (op Op) String() string {
-	names := [...]string{"const", "var", "load", "local", "neg", "abs", "add", "sub", "mul", "div", "rem", "fma", "sqrt",
+	names := [...]string{"const", "var", "load", "local", "neg", "abs", "add", "sub", "mul", "div", "rem", "fma", "fmaflush", "sqrt",
 		"floor", "ceil", "rint", "trunc", "min", "max", "and", "or", "xor", "not", "shl", "shr", "popcnt", "clz", "mulhi",
 		"eq", "ne", "lt", "le", "gt", "ge", "select", "convert", "bitcast", "philox", "random"}
 	if int(op) < len(names) {
@@ -64,6 +65,8 @@ func checkOp(e *Expr) error {
 		fits = arith || t.IsInt()
 	case OpFma, OpSqrt, OpFloor, OpCeil, OpRint, OpTrunc:
 		fits = arith
+	case OpFmaFlush:
+		fits = t == dtype.F32
 	case OpRem, OpShl, OpShr, OpPopcnt, OpClz:
 		fits = t.IsInt()
 	case OpMulHi:
@@ -123,7 +126,7 @@ func opArity(op Op) (n int, ok bool) {
 		return 0, true
 	case OpLoad, OpLocal, OpNeg, OpAbs, OpSqrt, OpFloor, OpCeil, OpRint, OpTrunc, OpNot, OpPopcnt, OpClz, OpConvert, OpBitcast:
 		return 1, true
-	case OpFma, OpSelect:
+	case OpFma, OpFmaFlush, OpSelect:
 		return 3, true
 	case OpPhilox, OpRandom:
 		return 6, true
@@ -137,6 +140,7 @@ func opArity(op Op) (n int, ok bool) {
 // not stand inside a strip.
 func Check(k *Kernel) error {
 	c := newChecker(k.Params)
+	c.flush = k.Flush
 	fail := func(err error) error { return fmt.Errorf("kernel %q: %w", k.Name, err) }
 	if k.Tiles < 0 || k.Tile == nil || k.Tile.DType != dtype.I64 {
 		return fail(errors.New("want a tile variable of type i64 and a count ≥ 0"))
@@ -235,6 +239,7 @@ type checker struct {
 	lane    map[*Var]bool // variables with one value per lane
 	strip   *Strip        // the strip around, or nil
 	seen    map[*Expr]bool
+	flush   bool // Kernel.Flush
 }
 
 func (c *checker) body(stmts []Stmt) error {
@@ -445,9 +450,28 @@ func (c *checker) expr(x *Expr) error {
 			return errors.New("local: want an i64 index and the array's type")
 		}
 	default:
-		return checkOp(x)
+		if err := checkOp(x); err != nil {
+			return err
+		}
+		if !c.flush && x.Op == OpFmaFlush || c.flush && computesFloats(x) {
+			return fmt.Errorf("%v: a kernel computes with denormals as zero everywhere or nowhere", x.Op)
+		}
 	}
 	return nil
+}
+
+// computesFloats tells whether the treatment of denormals reaches an operation other than OpFmaFlush.
+// Conversions between f32 and bf16 are arithmetic on bits.
+func computesFloats(x *Expr) bool {
+	float := slices.ContainsFunc(x.Args, func(a *Expr) bool { return a.DType.IsFloat() }) || x.DType.IsFloat()
+	switch x.Op {
+	case OpFmaFlush, OpSelect, OpBitcast, OpConst:
+		return false
+	case OpConvert:
+		bits := func(t dtype.Type) bool { return t == dtype.F32 || t == dtype.BF16 || !t.IsFloat() }
+		return float && !(bits(x.DType) && bits(x.Args[0].DType) && x.DType.IsFloat() == x.Args[0].DType.IsFloat())
+	}
+	return float
 }
 
 // perLane tells whether a value may differ between the lanes of the strip around.

@@ -77,6 +77,8 @@ func evalF32(op Op, a []uint64) uint64 {
 		return b32(x / y)
 	case OpFma:
 		return b32(scalar.Fma32(x, y, f32(a[2])))
+	case OpFmaFlush:
+		return b32(scalar.FmaFlush32(x, y, f32(a[2])))
 	case OpSqrt:
 		return b32(scalar.Sqrt32(x))
 	case OpFloor:

@@ -25,6 +25,7 @@ type Kernel struct {
 	Tiles  int64   // number of tiles
 	Tile   *Var    // i64, the tile's index
 	Body   []Stmt
+	Flush  bool // floats are computed with by OpFmaFlush and by nothing else
 }
 
 // Param is a buffer that the kernel reads or writes, densely packed.
@@ -58,45 +59,46 @@ type Op uint8
 // these, the logical operations, OpEq and OpNe. Sign and payload of a NaN are not
 // defined, nor is what OpBitcast makes of one.
 const (
-	OpConst   Op = iota // Bits holds the value's raw bits, zero-extended
-	OpVar               // Var
-	OpLoad              // Param[Args[0]]; with Args[1] (bool): where false, the value is Args[2] and memory is not read
-	OpLocal             // Local[Args[0]]
-	OpNeg               // float sign flip, or two's complement
-	OpAbs               // float sign clear, or integer absolute value
-	OpAdd               // float or wrapping integer
-	OpSub               //
-	OpMul               //
-	OpDiv               // IEEE division; integers truncate, x/0 = -1 (all ones), MinInt/-1 = MinInt
-	OpRem               // integers only: x - trunc(x/y)·y, x rem 0 = x
-	OpFma               // floats only: one rounding
-	OpSqrt              // IEEE
-	OpFloor             //
-	OpCeil              //
-	OpRint              // to nearest, ties to even
-	OpTrunc             //
-	OpMin               // floats: a if a < b or a is NaN, else b ; integers
-	OpMax               // floats: a if a > b or a is NaN, else b ; integers
-	OpAnd               // integers and bool
-	OpOr                //
-	OpXor               //
-	OpNot               //
-	OpShl               // shift ≥ width gives 0
-	OpShr               // logical for unsigned, arithmetic for signed; shift ≥ width gives 0 or the sign
-	OpPopcnt            //
-	OpClz               // width for 0
-	OpMulHi             // u32, u64: upper half of the product
-	OpEq                // comparisons give bool; with NaN false but for OpNe
-	OpNe                //
-	OpLt                //
-	OpLe                //
-	OpGt                //
-	OpGe                //
-	OpSelect            // Args[0] bool ? Args[1] : Args[2]; both are evaluated
-	OpConvert           // value conversion to DType: nearest-even for floats (an integer becomes f16 or bf16 by way of f32); float→int truncates, saturates, NaN→0; int→int wraps; →bool is x != 0
-	OpBitcast           // same width
-	OpPhilox            // u32: word (Bits) of Philox4x32-10; Args: c0 c1 c2 c3 k0 k1, all u32
-	OpRandom            // u32: an element's word of the random op with id Bits; Args: seed lo, seed hi, step, micro (u32), block, col (i64); scalar.Random
+	OpConst    Op = iota // Bits holds the value's raw bits, zero-extended
+	OpVar                // Var
+	OpLoad               // Param[Args[0]]; with Args[1] (bool): where false, the value is Args[2] and memory is not read
+	OpLocal              // Local[Args[0]]
+	OpNeg                // float sign flip, or two's complement
+	OpAbs                // float sign clear, or integer absolute value
+	OpAdd                // float or wrapping integer
+	OpSub                //
+	OpMul                //
+	OpDiv                // IEEE division; integers truncate, x/0 = -1 (all ones), MinInt/-1 = MinInt
+	OpRem                // integers only: x - trunc(x/y)·y, x rem 0 = x
+	OpFma                // floats only: one rounding
+	OpFmaFlush           // f32: OpFma with denormal operands and results taken as zero; in kernels with Flush
+	OpSqrt               // IEEE
+	OpFloor              //
+	OpCeil               //
+	OpRint               // to nearest, ties to even
+	OpTrunc              //
+	OpMin                // floats: a if a < b or a is NaN, else b ; integers
+	OpMax                // floats: a if a > b or a is NaN, else b ; integers
+	OpAnd                // integers and bool
+	OpOr                 //
+	OpXor                //
+	OpNot                //
+	OpShl                // shift ≥ width gives 0
+	OpShr                // logical for unsigned, arithmetic for signed; shift ≥ width gives 0 or the sign
+	OpPopcnt             //
+	OpClz                // width for 0
+	OpMulHi              // u32, u64: upper half of the product
+	OpEq                 // comparisons give bool; with NaN false but for OpNe
+	OpNe                 //
+	OpLt                 //
+	OpLe                 //
+	OpGt                 //
+	OpGe                 //
+	OpSelect             // Args[0] bool ? Args[1] : Args[2]; both are evaluated
+	OpConvert            // value conversion to DType: nearest-even for floats (an integer becomes f16 or bf16 by way of f32); float→int truncates, saturates, NaN→0; int→int wraps; →bool is x != 0
+	OpBitcast            // same width
+	OpPhilox             // u32: word (Bits) of Philox4x32-10; Args: c0 c1 c2 c3 k0 k1, all u32
+	OpRandom             // u32: an element's word of the random op with id Bits; Args: seed lo, seed hi, step, micro (u32), block, col (i64); scalar.Random
 	numOps
 )
 

@@ -107,6 +107,9 @@ func TestCheck(t *testing.T) {
 		{`strip inside a strip`, func(x, y Buf) []Stmt { return []Stmt{Lane(i, I64(8), Lane(n, I64(8)))} }},
 		{`if inside a strip`, func(x, y Buf) []Stmt { return []Stmt{Lane(i, I64(8), &If{Cond: Bool(true)})} }},
 		{`while inside a strip`, func(x, y Buf) []Stmt { return []Stmt{Lane(i, I64(8), &While{Cond: Bool(true)})} }},
+		{`fmaflush: a kernel computes with denormals as zero everywhere or nowhere`, func(x, y Buf) []Stmt {
+			return []Stmt{y.Set(I64(0), FmaFlush(F32(1), F32(2), F32(3)))}
+		}},
 		{`load from parameter 9 of 2`, func(x, y Buf) []Stmt { return []Stmt{y.Set(I64(0), Buf{9, dtype.F32}.At(I64(0)))} }},
 		{`parameter "x" of type f32 is read as i32`, func(x, y Buf) []Stmt {
 			return []Stmt{y.Set(I64(0), Convert(Buf{0, dtype.I32}.At(I64(0)), dtype.F32))}

@@ -26,7 +26,11 @@ func (k *Kernel) Shape() (text string, ids []uint32) {
 }
 
 func (k *Kernel) text(p *printer) string {
-	p.line("kernel tiles=%d {", k.Tiles)
+	mode := ""
+	if k.Flush {
+		mode = " flush"
+	}
+	p.line("kernel tiles=%d%s {", k.Tiles, mode)
 	p.depth++
 	for i, q := range k.Params {
 		mode := "in"

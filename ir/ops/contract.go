@@ -236,8 +236,8 @@ func contractRef(op *ir.Op, a, b *tensor.Tensor) *tensor.Tensor {
 				if k+1 < len(aK) {
 					a1, b1 = x[pa+aK[k+1]], y[pb+bK[k+1]]
 				}
-				acc = fmaFlush(a1, b1, acc)
-				acc = fmaFlush(x[pa+aK[k]], y[pb+bK[k]], acc)
+				acc = scalar.FmaFlush32(a1, b1, acc)
+				acc = scalar.FmaFlush32(x[pa+aK[k]], y[pb+bK[k]], acc)
 			}
 			z[i] = acc
 		})
@@ -262,28 +262,6 @@ func contractRef(op *ir.Op, a, b *tensor.Tensor) *tensor.Tensor {
 		z[i] = acc
 	})
 	return makeInts(out.DType, out.Shape, z)
-}
-
-// flush takes denormals to zero, keeping the sign.
-func flush(x float32) float32 {
-	if u := math.Float32bits(x); u&0x7f800000 == 0 {
-		return math.Float32frombits(u & 0x80000000)
-	}
-	return x
-}
-
-// fmaFlush is fma with denormal operands and results taken as zero, as the processor does
-// it: a result is denormal if, rounded to 24 bits, it is below the least normal.
-func fmaFlush(a, b, c float32) float32 {
-	a, b, c = flush(a), flush(b), flush(c)
-	r := scalar.Fma32(a, b, c)
-	// Where the sum is near the least normal it is exact in float64: products of bf16 have
-	// 16 bits, and c is a multiple of 2^-149.
-	s := float64(a)*float64(b) + float64(c)
-	if math.Abs(s) < 0x1p-126-0x1p-151 {
-		return flush(float32(math.Copysign(0, float64(r))))
-	}
-	return r
 }
 
 // contractElem is the body for contractions that no hand-scheduled kernel takes: a loop

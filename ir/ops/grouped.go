@@ -77,8 +77,8 @@ func (c chains) at(i, sa, j, sb, n int64) uint64 {
 			if k+1 < n {
 				a1, b1 = c.a32[i+(k+1)*sa], c.b32[j+(k+1)*sb]
 			}
-			acc = fmaFlush(a1, b1, acc)
-			acc = fmaFlush(c.a32[i+k*sa], c.b32[j+k*sb], acc)
+			acc = scalar.FmaFlush32(a1, b1, acc)
+			acc = scalar.FmaFlush32(c.a32[i+k*sa], c.b32[j+k*sb], acc)
 		}
 		return bits32(acc)
 	}
@@ -209,22 +209,6 @@ func groupedOuterRow() *ir.OpDef {
 	}
 }
 
-// flushExpr takes denormals to zero, keeping the sign.
-func flushExpr(x *kern.Expr) *kern.Expr {
-	u := kern.Bitcast(x, dtype.U32)
-	small := kern.Eq(kern.And(u, kern.U32(0x7f800000)), kern.U32(0))
-	return kern.Select(small, kern.Bitcast(kern.And(u, kern.U32(1<<31)), dtype.F32), x)
-}
-
-// fmaFlushExpr is fmaFlush for x and y widened from bf16 and z a result of fmaFlushExpr.
-func fmaFlushExpr(x, y, z *kern.Expr) *kern.Expr {
-	x, y = flushExpr(x), flushExpr(y)
-	r := kern.Fma(x, y, z)
-	s := kern.Fma(kern.Convert(x, dtype.F64), kern.Convert(y, dtype.F64), kern.Convert(z, dtype.F64))
-	zero := kern.Bitcast(kern.And(kern.Bitcast(r, dtype.U32), kern.U32(1<<31)), dtype.F32)
-	return kern.Select(kern.Lt(kern.Abs(s), kern.F64(0x1p-126-0x1p-151)), zero, r)
-}
-
 // chainStmts adds to accs the chain over k = lo … hi-1 of products of terms (a factor for each acc
 // and one for all), in the order of contract for elements of type d. k is a loop variable.
 func chainStmts(d dtype.Type, accs []*kern.Var, lo, hi *kern.Expr, terms func(k *kern.Expr) (each []*kern.Expr, all *kern.Expr)) []kern.Stmt {
@@ -244,12 +228,12 @@ func chainStmts(d dtype.Type, accs []*kern.Var, lo, hi *kern.Expr, terms func(k 
 	n := kern.Sub(hi, lo)
 	even := kern.Add(lo, kern.Sub(n, kern.Rem(n, kern.I64(2))))
 	tail := kern.NewVar("tail", dtype.I64)
-	pair := append(step(fmaFlushExpr, kern.Add(kern.Get(k), kern.I64(1))), step(fmaFlushExpr, kern.Get(k))...)
+	pair := append(step(kern.FmaFlush, kern.Add(kern.Get(k), kern.I64(1))), step(kern.FmaFlush, kern.Get(k))...)
 	var last []kern.Stmt
 	for _, acc := range accs { // the missing partner: fma(0, 0, acc)
-		last = append(last, kern.Let(acc, kern.Add(kern.F32(0), kern.Get(acc))))
+		last = append(last, kern.Let(acc, kern.FmaFlush(kern.F32(0), kern.F32(0), kern.Get(acc))))
 	}
-	last = append(last, step(fmaFlushExpr, kern.Get(tail))...)
+	last = append(last, step(kern.FmaFlush, kern.Get(tail))...)
 	return []kern.Stmt{
 		&kern.For{Var: k, Lo: lo, Hi: even, Step: 2, Body: pair},
 		&kern.For{Var: tail, Lo: even, Hi: hi, Step: 1, Body: last},
@@ -293,6 +277,7 @@ func groupedContractKern(op *ir.Op, groups, k, n int64) []ir.KernelUse {
 	d, rows := op.In(0).DType, op.In(0).Shape[0]
 	strips := max(1, ceilDiv(n, kern.Lanes))
 	b := kern.NewBuilder("grouped_contract", (groups+1)*strips)
+	b.K.Flush = d == dtype.BF16
 	x, w := b.In("x", d, op.In(0).Len()), b.In("w", d, op.In(1).Len())
 	counts, y := b.In("counts", op.In(2).DType, groups), b.Out("y", d, op.Out(0).Len())
 	group, c0, width := kern.NewVar("group", dtype.I64), kern.NewVar("col0", dtype.I64), kern.NewVar("width", dtype.I64)
@@ -351,6 +336,7 @@ func groupedOuterKern(op *ir.Op) []ir.KernelUse {
 	k, n := op.In(0).Shape[1], op.In(1).Shape[1]
 	strips := max(1, ceilDiv(n, kern.Lanes))
 	b := kern.NewBuilder("grouped_outer", groups*strips)
+	b.K.Flush = d == dtype.BF16
 	x, y := b.In("x", d, op.In(0).Len()), b.In("y", d, op.In(1).Len())
 	counts, w := b.In("counts", op.In(2).DType, groups), b.Out("w", d, op.Out(0).Len())
 	group, c0, width := kern.NewVar("group", dtype.I64), kern.NewVar("col0", dtype.I64), kern.NewVar("width", dtype.I64)

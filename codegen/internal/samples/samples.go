@@ -212,12 +212,32 @@ func Programs() []*kern.Kernel {
 		LayerNorm(4, 384), LayerNorm(3, 77), LayerNorm(2, 1),
 		Matmul(3, 17, 64), Matmul(2, 5, 131), Matmul(2, 0, 20), Matmul(5, 9, 7),
 		MergeSort(3, 100), MergeSort(1, 1), Scan(3, 90), Edges(),
-		Gather(5, 7, 40), Scatter(9, 70), Random(3, 200), Random(2, 30),
+		Gather(5, 7, 40), Scatter(9, 70), Random(3, 200), Random(2, 30), Flushed(7, 70),
 	}
 	for _, c := range []int64{1, 5, 16, 63, 64, 65, 100, 128, 200, 384, 1000} {
 		ks = append(ks, Softmax(3, c, 0), Softmax(2, c, 0.2))
 	}
 	return ks
+}
+
+// Flushed is y[i] = Σ x[r, i]·w[r, i] over rows of bf16, denormals taken as zero: operands are bits as they
+// come, scaled so that products and sums are about the least normal.
+func Flushed(rows, n int64) *kern.Kernel {
+	b := kern.NewBuilder("flushed", 1)
+	b.K.Flush = true
+	x, w, y := b.In("x", dtype.U32, rows*n), b.In("w", dtype.U32, rows*n), b.Out("y", dtype.F32, n)
+	i, r, acc := iv("i"), iv("r"), kern.NewVar("acc", dtype.F32)
+	// near is a value of bf16 with an exponent of −71 … −56, or a denormal.
+	near := func(v *kern.Expr) *kern.Expr {
+		u := kern.And(kern.Shr(v, kern.U32(7)), kern.U32(0x87ff0000))
+		u = kern.Select(kern.Eq(kern.And(v, kern.U32(15)), kern.U32(0)), kern.And(u, kern.U32(0x807f0000)), kern.Add(u, kern.U32(0x1c000000)))
+		return kern.Convert(kern.Convert(kern.Bitcast(u, dtype.F32), dtype.BF16), dtype.F32)
+	}
+	at := kern.Add(kern.Mul(get(r), i64(n)), get(i))
+	b.Do(kern.Lane(i, i64(n), kern.Let(acc, kern.F32(0)),
+		kern.Range(r, i64(rows), kern.Let(acc, kern.FmaFlush(near(x.At(at)), near(w.At(at)), get(acc)))),
+		y.Set(get(i), get(acc))))
+	return b.K
 }
 
 // Gelu is the tanh form.

@@ -68,6 +68,29 @@ func Odd32(x float64) float32 {
 	return math.Float32frombits(u + 1)
 }
 
+// flush takes denormals to zero, keeping the sign.
+func flush(x float32) float32 {
+	if u := math.Float32bits(x); u&0x7f800000 == 0 {
+		return math.Float32frombits(u & 0x80000000)
+	}
+	return x
+}
+
+// FmaFlush32 is an fma with denormal operands and results taken as zero, as the processor does
+// it: a result is denormal if, rounded to 24 bits, it is below the least normal. a and b are
+// values of bf16.
+func FmaFlush32(a, b, c float32) float32 {
+	a, b, c = flush(a), flush(b), flush(c)
+	r := Fma32(a, b, c)
+	// Where the sum is near the least normal it is exact in float64: products of bf16 have
+	// 16 bits, and c is a multiple of 2^-149.
+	s := float64(a)*float64(b) + float64(c)
+	if math.Abs(s) < 0x1p-126-0x1p-151 {
+		return flush(float32(math.Copysign(0, float64(r))))
+	}
+	return r
+}
+
 // BF16 rounds to bfloat16, nearest even, and returns its bits.
 func BF16(x float32) uint16 {
 	u := math.Float32bits(x)
