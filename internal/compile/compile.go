@@ -239,6 +239,9 @@ func Compile(ctx context.Context, m *frontend.Model, opt Options) (*Program, err
 		if err := sameKernels(x.Step, p.Runs); err != nil {
 			return nil, err
 		}
+		if err := p.WrittenOnce(x); err != nil {
+			return nil, err
+		}
 	}
 	if p.Objects, err = objects(ctx, unit); err != nil {
 		return nil, err

@@ -23,6 +23,7 @@ import (
 	"reprise/passes/lower"
 	"reprise/passes/policy"
 	"reprise/runtime"
+	"reprise/runtime/exe"
 )
 
 // total is the sum of a state of integers of size bytes each.
@@ -387,4 +388,20 @@ func TestSizesPinNothing(t *testing.T) {
 			t.Errorf("%s outlives its activation: %s", v.Name, v.Reason)
 		}
 	}
+}
+
+// TestSecondWriteIsFound: a launch that writes to a state a second time is found in the program itself.
+func TestSecondWriteIsFound(t *testing.T) {
+	t.Parallel()
+	p, err := compile.Compile(context.Background(), load(t, "builtin:mlp,in=20,hidden=37,layers=1,batch=6", true), compile.Options{NoMinimum: true, PlanSteps: sweepSteps})
+	require.NoError(t, err)
+	require.NoError(t, p.WrittenOnce(p.Exe))
+	i := slices.IndexFunc(p.Exe.Step, func(in exe.Inst) bool {
+		return slices.ContainsFunc(in.Args, func(a exe.Arg) bool { return a.Write && a.Offset < p.Exe.ResidentBytes })
+	})
+	x := *p.Exe
+	x.Step = append(slices.Clone(x.Step), x.Step[0], x.Step[i])
+	assert.ErrorContains(t, p.WrittenOnce(&x), "by 2 ops or copies of the step instead of 1 (P6)")
+	x.Step = slices.Delete(slices.Clone(p.Exe.Step), i, i+1)
+	assert.ErrorContains(t, p.WrittenOnce(&x), "instead of 1 (P6)")
 }

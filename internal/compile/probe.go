@@ -82,7 +82,37 @@ func (p *Program) Probe(library string, n int, seed uint64, input func(v *ir.Val
 	if err := i.StepBegin(); err != nil {
 		return nil, err
 	}
-	return pr.found, pr.walk(p.Exe.Step, false)
+	if err := pr.walk(p.Exe.Step, false); err != nil {
+		return nil, err
+	}
+	pr.unmet(p.Exe.Init, true)
+	pr.unmet(p.Exe.Step, false)
+	return pr.found, nil
+}
+
+// unmet lists the kernels that the walk did not come by.
+func (pr *prober) unmet(prog []exe.Inst, init bool) {
+	for i := range prog {
+		in := &prog[i]
+		if in.Kind != exe.Launch {
+			continue
+		}
+		if _, met := pr.at[kernelKey(in)]; !met {
+			pr.at[kernelKey(in)] = len(pr.found)
+			k := pr.describe(in, init)
+			k.Skipped = "the step did not come by: it stands in a branch that was not taken"
+			pr.found = append(pr.found, k)
+		}
+	}
+}
+
+// kernelKey tells kernels apart: functions with the sizes of their arguments.
+func kernelKey(in *exe.Inst) string {
+	key := fmt.Sprintf("%s %s %d", in.Library, in.Symbol, in.Tiles)
+	for _, a := range in.Args {
+		key += fmt.Sprintf(" %d%t", a.Bytes, a.Write)
+	}
+	return key
 }
 
 type prober struct {
@@ -137,10 +167,7 @@ func (pr *prober) bytes(a exe.Arg) []byte {
 
 // launch runs one launch, the first time that its kernel is met as often as asked for.
 func (pr *prober) launch(in *exe.Inst, pc int, init bool) error {
-	key := fmt.Sprintf("%s %s %d", in.Library, in.Symbol, in.Tiles)
-	for _, a := range in.Args {
-		key += fmt.Sprintf(" %d%t", a.Bytes, a.Write)
-	}
+	key := kernelKey(in)
 	if _, seen := pr.at[key]; seen {
 		return pr.i.Probe(init, pc, 1, pr.seed)
 	}
@@ -157,6 +184,16 @@ func (pr *prober) launch(in *exe.Inst, pc int, init bool) error {
 	for r := range runs {
 		if r > 0 {
 			pr.restore(in, before)
+		}
+		if in.Foreign { // its results are nothing's operands: what they held before must not show
+			for _, a := range in.Args {
+				if a.Write {
+					b := pr.bytes(a)
+					for i := range b {
+						b[i] = byte(i*37 + r*101)
+					}
+				}
+			}
 		}
 		if err := pr.i.Probe(init, pc, threads[r%len(threads)], pr.seed+uint64(pc)<<20+uint64(r)); err != nil {
 			return err

@@ -7,6 +7,7 @@ import (
 	"reprise/ir"
 	"reprise/passes/buffer"
 	"reprise/passes/lower"
+	"reprise/runtime/exe"
 )
 
 // memory replays the final program on its layout: it notes which value's bytes lie where, and
@@ -214,6 +215,55 @@ func (r *replay) apart(op *ir.Op, f *buffer.Frame, work []extent, pairs [][2]int
 				return proofError(op, "pinned", "%s has its workspace over operand %d (P7)", op.Name(), k)
 			}
 		}
+	}
+	return nil
+}
+
+// WrittenOnce is P6 on the launches of the step: those that write to a state's bytes are of one op, or the
+// copy that brings its new value home, and a state without a new value is not written at all.
+func (p *Program) WrittenOnce(x *exe.Model) error {
+	step := p.planned.applied.Func
+	type writer struct{ run, inst int } // inst: its last launch
+	writers := map[string][]writer{}
+	for pc := range x.Step {
+		in := &x.Step[pc]
+		for _, a := range in.Args {
+			if !a.Write || a.Const || a.Bytes == 0 || a.Offset >= x.ResidentBytes {
+				continue
+			}
+			for i := range x.Values {
+				v := &x.Values[i]
+				if !v.Role.IsState() || a.Offset >= v.Offset+v.Bytes || v.Offset >= a.Offset+a.Bytes {
+					continue
+				}
+				w := writers[v.Name]
+				if n := len(w); n > 0 && in.Run != 0 && w[n-1].run == in.Run && w[n-1].inst == pc-1 {
+					w[n-1].inst = pc // a further launch of the op
+					continue
+				}
+				writers[v.Name] = append(w, writer{in.Run, pc})
+			}
+		}
+	}
+	for _, v := range step.Body.Params {
+		w := writers[v.Name]
+		new := step.Result(v.Name)
+		want := 0
+		if v.IsState() && new != nil && v.Type.Bytes() > 0 && base(new) != v {
+			want = 1
+		}
+		if len(w) == want {
+			continue
+		}
+		var op *ir.Op
+		if new != nil {
+			op = new.Op
+		}
+		e := proofError(op, "pinned", "state %q is written by %d ops or copies of the step instead of %d (P6)", v.Name, len(w), want)
+		if len(w) > want {
+			e.Layer = x.Step[w[want].inst].Layer
+		}
+		return e
 	}
 	return nil
 }

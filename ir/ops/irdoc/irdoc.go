@@ -151,6 +151,13 @@ func facts(d *ir.OpDef) []string {
 	case d.Expand != nil:
 		out = append(out, "kernel: by expansion")
 	}
+	if d.Routes != nil {
+		var names []string
+		for _, i := range d.Routes(&ir.Op{Def: d, Operands: make([]*ir.Value, len(d.Operands))}) {
+			names = append(names, "`"+d.Operands[i]+"`")
+		}
+		out = append(out, "routes by "+strings.Join(names, ", "))
+	}
 	if d.Effect != nil {
 		out = append(out, "has an effect")
 	}
