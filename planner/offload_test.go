@@ -184,12 +184,19 @@ func TestTransferRules(t *testing.T) {
 		"not in order": func(pl *Plan, _ *Problem) Rule { pl.Transfers[0].Free = pl.Transfers[0].Out; return RuleTransfer },
 		"back late":    func(pl *Plan, _ *Problem) Rule { pl.Transfers[0].In = pl.Transfers[0].Use + 1; return RuleTransfer },
 		"nothing":      func(pl *Plan, _ *Problem) Rule { pl.Transfers[0].Start++; return RuleTransfer },
-		"twice":        func(pl *Plan, _ *Problem) Rule { pl.Transfers = append(pl.Transfers[:1:1], pl.Transfers...); return RuleTransfer },
-		"no link":      func(_ *Plan, q *Problem) Rule { q.Offload = nil; return RuleTransfer },
-		"host":         func(_ *Plan, q *Problem) Rule { q.Offload = &Offload{1, 1, 10}; return RuleTransfer },
-		"early":        func(pl *Plan, _ *Problem) Rule { pl.Transfers[0].In = pl.Transfers[0].Free; return RuleBudget },
-		"slow":         func(_ *Plan, q *Problem) Rule { q.Offload = &Offload{0.001, 1, 1000}; return RuleClaim },
-		"must":         func(pl *Plan, q *Problem) Rule { pl.Transfers = nil; q.Values[0].Policy = MustOffload; return RulePolicy },
+		"twice": func(pl *Plan, _ *Problem) Rule {
+			pl.Transfers = append(pl.Transfers[:1:1], pl.Transfers...)
+			return RuleTransfer
+		},
+		"no link": func(_ *Plan, q *Problem) Rule { q.Offload = nil; return RuleTransfer },
+		"host":    func(_ *Plan, q *Problem) Rule { q.Offload = &Offload{1, 1, 10}; return RuleTransfer },
+		"early":   func(pl *Plan, _ *Problem) Rule { pl.Transfers[0].In = pl.Transfers[0].Free; return RuleBudget },
+		"slow":    func(_ *Plan, q *Problem) Rule { q.Offload = &Offload{0.001, 1, 1000}; return RuleClaim },
+		"must": func(pl *Plan, q *Problem) Rule {
+			pl.Transfers = nil
+			q.Values[0].Policy = MustOffload
+			return RulePolicy
+		},
 	} {
 		pl, q := *plan, *p
 		pl.Transfers = slices.Clone(plan.Transfers)

@@ -26,14 +26,13 @@ func Search(items []Item, opt Options) (Result, error) {
 	}
 	s := newSearcher(items)
 	s.stop = opt.Stop
-	// The lower bound first: reaching it ends the search. Then halve the gap.
+	// The lower bound first: reaching it ends the search. Then a quarter of what is left to gain at a time,
+	// since a smaller target that can't be met takes all the steps it is given.
 	low := res.LowerBound
 	target := low
 	for steps > 0 && res.Arena > low && (opt.Stop == nil || !opt.Stop()) {
-		share := steps
-		if target > res.LowerBound {
-			share = steps/2 + 1
-		} else if res.Arena > res.LowerBound {
+		share := steps/3 + 1
+		if target == res.LowerBound {
 			share = steps*3/4 + 1
 		}
 		off, used := s.solve(target, share)
@@ -47,10 +46,7 @@ func Search(items []Item, opt Options) (Result, error) {
 		} else {
 			low = target + 1
 		}
-		target = low + (res.Arena-low)/2
-		if target >= res.Arena {
-			break
-		}
+		target = max(low, res.Arena-(res.Arena-low)/4-1)
 	}
 	res.Proven = res.Arena == res.LowerBound
 	return res, nil
@@ -61,9 +57,13 @@ func Search(items []Item, opt Options) (Result, error) {
 type searcher struct {
 	items  []Item
 	lo, hi []int32
-	floor  []int64 // by section: end of the highest block placed
-	rest   []int64 // by section: bytes of blocks not placed yet
-	least  []int64 // by section: scratch of place
+	floor  []int64   // by section: end of the highest block placed
+	rest   []int64   // by section: bytes of blocks not placed yet
+	least  []int64   // by section: lowest offset that a block not placed yet can have; cap if there is none
+	in     [][]int32 // by section: its blocks
+	placed []bool
+	stale  []int32 // by section: scratch of place, the number of the last placement that changed it
+	count  int32   // of placements
 	off    []int64 // by block: lowest offset it can have; final once placed
 	rank   []int32 // by block: preference among candidates of equal offset
 	cap    int64
@@ -74,13 +74,26 @@ type searcher struct {
 	log    []placement
 	undoO  []offChange
 	undoF  []int64
+	undoL  []leastChange
+
+	// Sections of the last failure: from the first to the last of the blocks that had no room.
+	failLo, failHi int32
+	// jump takes back placements that have nothing to do with the last failure without trying others in their
+	// place. That is not sound, since offsets never fall from one placement to the next: jumped says that it happened.
+	jump, jumped bool
+	deepest      int // most blocks placed at a time
 }
 
 // placement is an entry of the undo log: a block, and how long the other two
 // logs were before it.
 type placement struct {
-	block        int32
-	offs, floors int
+	block                int32
+	offs, floors, leasts int
+}
+
+type leastChange struct {
+	section int32
+	least   int64
 }
 
 type offChange struct {
@@ -114,11 +127,24 @@ func newSearcher(items []Item) *searcher {
 	s.floor = make([]int64, k)
 	s.rest = make([]int64, k)
 	s.least = make([]int64, k)
+	s.in = make([][]int32, k)
+	s.stale = make([]int32, k)
+	s.placed = make([]bool, n)
+	for i, it := range items {
+		if it.Size == 0 {
+			continue
+		}
+		for k := s.lo[i]; k <= s.hi[i]; k++ {
+			s.in[k] = append(s.in[k], int32(i))
+		}
+	}
 	return s
 }
 
-// solve looks for a layout within cap, with restarts under several preferences,
-// and returns it with the number of placements tried.
+// solve looks for a layout within cap and returns it with the number of placements tried. It climbs: short
+// depth-first searches, each under preferences that differ a little from the best so far, which are those
+// under which most blocks found a place. Blocks that had no room are preferred more. A solution that such
+// a search finds at all it finds almost without backtracking, so many short searches beat few long ones.
 func (s *searcher) solve(cap int64, steps int64) ([]int64, int64) {
 	var all []int32
 	for i, it := range s.items {
@@ -126,50 +152,111 @@ func (s *searcher) solve(cap int64, steps int64) ([]int64, int64) {
 			all = append(all, int32(i))
 		}
 	}
+	sort.SliceStable(all, func(a, b int) bool { return s.lo[all[a]] < s.lo[all[b]] })
+	s.cap = cap
 	used := int64(0)
-	const try = 500
+	best := make([]float64, len(s.items)) // preferences, the larger the sooner
+	now := make([]float64, len(s.items))
+	most, calm, starts := 0, patience, 0
 	for round := 0; used < steps; round++ {
 		if s.stop != nil && s.stop() {
 			break
 		}
-		s.prefer(round, all)
-		s.cap = cap
-		for k := range s.floor {
-			s.floor[k], s.rest[k] = 0, 0
+		limit := int64(2 * len(all))
+		switch {
+		case round < 2*preferences:
+			s.start(round/2, all, now) // an easy problem needs no climbing
+			limit *= 8
+		case calm == patience:
+			s.start(starts, all, now)
+			most, calm = 0, 0
+			starts++
+		default:
+			s.vary(all, best, now)
 		}
-		for _, i := range all {
-			s.off[i] = 0
-			for k := s.lo[i]; k <= s.hi[i]; k++ {
-				s.rest[k] += s.items[i].Size
-			}
-		}
-		s.log, s.undoO, s.undoF = s.log[:0], s.undoO[:0], s.undoF[:0]
-		limit := try * luby(round+1)
-		if round < preferences {
-			limit = 4 * try
-		}
+		s.reset(all, now)
+		s.jump = round%2 == 1
 		limit = min(limit, steps-used)
 		s.left = limit
 		list := append([]int32(nil), all...)
-		sort.SliceStable(list, func(a, b int) bool { return s.lo[list[a]] < s.lo[list[b]] })
 		ok := s.parts(list, 0, -1)
 		used += limit - max(s.left, 0)
 		if ok {
 			return append([]int64(nil), s.off...), used
 		}
-		if s.left >= 0 {
+		if s.left >= 0 && !s.jumped {
 			// The whole tree has been searched: there is no layout.
 			return nil, steps
+		}
+		if round < 2*preferences {
+			continue
+		}
+		calm++
+		if s.deepest >= most {
+			if s.deepest > most {
+				calm = 0
+			}
+			most = s.deepest
+			copy(best, now)
 		}
 	}
 	return nil, used
 }
 
-const preferences = 6
+const (
+	preferences = 6  // to start from
+	patience    = 80 // searches without progress before the next start
+)
 
-// prefer sets rank: which of the candidates with the lowest offset goes first.
-func (s *searcher) prefer(round int, all []int32) {
-	load := make([]int64, len(s.rest)) // bytes in use by section
+// reset takes every block out and orders candidates by score.
+func (s *searcher) reset(all []int32, score []float64) {
+	for k := range s.floor {
+		s.floor[k], s.rest[k], s.least[k] = 0, 0, 0
+	}
+	for _, i := range all {
+		s.off[i], s.placed[i] = 0, false
+		for k := s.lo[i]; k <= s.hi[i]; k++ {
+			s.rest[k] += s.items[i].Size
+		}
+	}
+	s.log, s.undoO, s.undoF, s.undoL = s.log[:0], s.undoO[:0], s.undoF[:0], s.undoL[:0]
+	s.deepest, s.jumped = 0, false
+	order := append([]int32(nil), all...)
+	sort.SliceStable(order, func(a, b int) bool { return score[order[a]] > score[order[b]] })
+	for r, i := range order {
+		s.rank[i] = int32(r)
+	}
+}
+
+// random is uniform in [0, 1).
+func (s *searcher) random() float64 {
+	s.seed = s.seed*6364136223846793005 + 1442695040888963407
+	return float64(s.seed>>40) / (1 << 24)
+}
+
+// vary writes a variation of best to now.
+func (s *searcher) vary(all []int32, best, now []float64) {
+	var most float64
+	for _, i := range all {
+		most = max(most, s.blame[i])
+	}
+	const step, share = 0.15, 0.05
+	for _, i := range all {
+		now[i] = best[i]
+		switch {
+		case most > 0 && s.random() < s.blame[i]/most:
+			now[i] += step * s.random()
+		case s.random() < share:
+			now[i] += step * (2*s.random() - 1)
+		}
+		s.blame[i] *= 0.5
+	}
+}
+
+// start writes the preferences of the n-th start to score: blocks that are long, large, or in crowded
+// sections first, and after each of these has had its turn, the same with noise.
+func (s *searcher) start(n int, all []int32, score []float64) {
+	load := make([]int64, len(s.floor)) // bytes in use by section
 	for _, i := range all {
 		for k := s.lo[i]; k <= s.hi[i]; k++ {
 			load[k] += s.items[i].Size
@@ -177,6 +264,7 @@ func (s *searcher) prefer(round int, all []int32) {
 	}
 	peak := make([]int64, len(s.items))
 	for _, i := range all {
+		s.blame[i] = 0
 		for k := s.lo[i]; k <= s.hi[i]; k++ {
 			peak[i] = max(peak[i], load[k])
 		}
@@ -184,44 +272,14 @@ func (s *searcher) prefer(round int, all []int32) {
 	width := func(i int32) float64 { return float64(s.items[i].End-s.items[i].Start) + 1 }
 	size := func(i int32) float64 { return float64(s.items[i].Size) }
 	total := func(i int32) float64 { return float64(peak[i]) }
-	amplitude := [...]float64{0.3, 1, 3}[round/(3*preferences)%3]
-	noise := make([]float64, len(s.items))
-	for i := range noise {
-		noise[i] = 1
-		if round >= preferences {
-			s.seed = s.seed*6364136223846793005 + 1442695040888963407
-			noise[i] = 1 + float64(s.seed>>40)/(1<<24)*amplitude
-		}
-	}
-	if mode := round / preferences % 3; mode > 0 {
-		var most float64
-		for _, i := range all {
-			most = max(most, s.blame[i])
-		}
-		for _, i := range all {
-			if most > 0 {
-				noise[i] *= 1 + float64(4*mode*mode)*s.blame[i]/most
-			}
-		}
-	}
-	for _, i := range all {
-		s.blame[i] *= 0.8
-	}
-	var key func(i int32) [3]float64
-	switch round % preferences {
-	case 0:
-		key = func(i int32) [3]float64 { return [3]float64{width(i) * noise[i], size(i) * width(i), total(i)} }
-	case 1:
-		key = func(i int32) [3]float64 { return [3]float64{total(i), size(i) * width(i) * noise[i], width(i)} }
-	case 2:
-		key = func(i int32) [3]float64 { return [3]float64{total(i), width(i) * noise[i], size(i) * width(i)} }
-	case 3:
-		key = func(i int32) [3]float64 { return [3]float64{size(i) * width(i) * noise[i], total(i), width(i)} }
-	case 4:
-		key = func(i int32) [3]float64 { return [3]float64{size(i) * noise[i], width(i), total(i)} }
-	default:
-		key = func(i int32) [3]float64 { return [3]float64{total(i) * width(i) * noise[i], size(i), 0} }
-	}
+	key := [preferences]func(i int32) [3]float64{
+		func(i int32) [3]float64 { return [3]float64{width(i), size(i) * width(i), total(i)} },
+		func(i int32) [3]float64 { return [3]float64{total(i), size(i) * width(i), width(i)} },
+		func(i int32) [3]float64 { return [3]float64{total(i), width(i), size(i) * width(i)} },
+		func(i int32) [3]float64 { return [3]float64{size(i) * width(i), total(i), width(i)} },
+		func(i int32) [3]float64 { return [3]float64{size(i), width(i), total(i)} },
+		func(i int32) [3]float64 { return [3]float64{total(i) * width(i), size(i), 0} },
+	}[n%preferences]
 	keys := make([][3]float64, len(s.items))
 	for _, i := range all {
 		keys[i] = key(i)
@@ -236,21 +294,12 @@ func (s *searcher) prefer(round int, all []int32) {
 		}
 		return false
 	})
-	for r, i := range order {
-		s.rank[i] = int32(r)
+	noise := 0.0
+	if n >= preferences {
+		noise = 0.3
 	}
-}
-
-// luby is the sequence 1 1 2 1 1 2 4 … (Luby, Sinclair, Zuckerman 1993), the
-// best schedule of restarts when nothing is known.
-func luby(i int) int64 {
-	for k := 1; ; k++ {
-		if i == 1<<k-1 {
-			return 1 << (k - 1)
-		}
-		if i < 1<<k-1 {
-			return luby(i - 1<<(k-1) + 1)
-		}
+	for r, i := range order {
+		score[i] = float64(len(order)-r)/float64(len(order)) + noise*(s.random()-0.5)
 	}
 }
 
@@ -292,6 +341,7 @@ func (s *searcher) part(blocks []int32, last int64, latest int32) bool {
 	if len(blocks) == 0 {
 		return true
 	}
+	s.deepest = max(s.deepest, len(s.log))
 	// A block that starts at or above the end that another could have is
 	// dominated: the other fits below it.
 	lowest := int64(1) << 62
@@ -337,6 +387,10 @@ func (s *searcher) part(blocks []int32, last int64, latest int32) bool {
 		if s.left < 0 {
 			return false
 		}
+		if s.jump && (s.hi[c] < s.failLo || s.lo[c] > s.failHi) {
+			s.jumped = true
+			return false // something else in its place would fail alike
+		}
 	}
 	return false
 }
@@ -344,7 +398,8 @@ func (s *searcher) part(blocks []int32, last int64, latest int32) bool {
 // place puts block c at its lowest offset, and reports whether what is left of
 // its part can still fit.
 func (s *searcher) place(c int32, blocks []int32, from, to int32) bool {
-	s.log = append(s.log, placement{c, len(s.undoO), len(s.undoF)})
+	s.log = append(s.log, placement{c, len(s.undoO), len(s.undoF), len(s.undoL)})
+	s.placed[c] = true
 	at := s.off[c]
 	top := at + s.items[c].Size
 	for k := s.lo[c]; k <= s.hi[c]; k++ {
@@ -353,14 +408,19 @@ func (s *searcher) place(c int32, blocks []int32, from, to int32) bool {
 		s.rest[k] -= s.items[c].Size
 	}
 	if top > s.cap {
+		s.failLo, s.failHi = s.lo[c], s.hi[c]
 		return false
 	}
 	for k := from; k <= to; k++ {
 		if r := s.rest[k]; r > 0 && max(s.floor[k], at)+r > s.cap {
 			s.blameOn(k, c, blocks)
+			if s.floor[k] < at {
+				s.failLo, s.failHi = 0, 1<<30
+			}
 			return false
 		}
 	}
+	s.count++
 	for _, i := range blocks {
 		if i == c || s.hi[i] < s.lo[c] || s.lo[i] > s.hi[c] {
 			continue
@@ -368,31 +428,40 @@ func (s *searcher) place(c int32, blocks []int32, from, to int32) bool {
 		if o := alignUp(top, s.items[i].Align); o > s.off[i] {
 			s.undoO = append(s.undoO, offChange{i, s.off[i]})
 			s.off[i] = o
+			for k := s.lo[i]; k <= s.hi[i]; k++ {
+				s.stale[k] = s.count
+			}
 			if o+s.items[i].Size > s.cap {
 				s.blame[i]++
+				s.failLo, s.failHi = s.lo[i], s.hi[i]
 				return false
 			}
 		}
 	}
+	for k := s.lo[c]; k <= s.hi[c]; k++ {
+		s.stale[k] = s.count
+	}
 	// In each section what is left lies at or above the lowest offset that any
 	// block left there can have.
 	for k := from; k <= to; k++ {
-		s.least[k] = s.cap
-	}
-	for _, i := range blocks {
-		if i == c {
-			continue
-		}
-		o := max(s.off[i], at)
-		for k := s.lo[i]; k <= s.hi[i]; k++ {
-			if o < s.least[k] {
-				s.least[k] = o
+		r := s.rest[k]
+		if s.stale[k] == s.count {
+			least := s.cap
+			for _, i := range s.in[k] {
+				if !s.placed[i] {
+					least = min(least, s.off[i])
+				}
+			}
+			if least != s.least[k] {
+				s.undoL = append(s.undoL, leastChange{k, s.least[k]})
+				s.least[k] = least
 			}
 		}
-	}
-	for k := from; k <= to; k++ {
-		if r := s.rest[k]; r > 0 && s.least[k]+r > s.cap {
+		if r > 0 && max(s.least[k], at)+r > s.cap {
 			s.blameOn(k, c, blocks)
+			if s.least[k] <= at {
+				s.failLo, s.failHi = 0, 1<<30
+			}
 			return false
 		}
 	}
@@ -401,6 +470,12 @@ func (s *searcher) place(c int32, blocks []int32, from, to int32) bool {
 
 // blameOn counts a failure in section k against the blocks left there.
 func (s *searcher) blameOn(k, c int32, blocks []int32) {
+	s.failLo, s.failHi = k, k
+	for _, i := range blocks {
+		if i != c && s.lo[i] <= k && k <= s.hi[i] {
+			s.failLo, s.failHi = min(s.failLo, s.lo[i]), max(s.failHi, s.hi[i])
+		}
+	}
 	for _, i := range blocks {
 		if i != c && s.lo[i] <= k && k <= s.hi[i] {
 			s.blame[i]++
@@ -417,7 +492,12 @@ func (s *searcher) rewind(n int) {
 			s.off[s.undoO[k].block] = s.undoO[k].off
 		}
 		s.undoO = s.undoO[:p.offs]
+		for k := len(s.undoL) - 1; k >= p.leasts; k-- {
+			s.least[s.undoL[k].section] = s.undoL[k].least
+		}
+		s.undoL = s.undoL[:p.leasts]
 		c := p.block
+		s.placed[c] = false
 		for k := s.lo[c]; k <= s.hi[c]; k++ {
 			s.floor[k] = s.undoF[p.floors+int(k-s.lo[c])]
 			s.rest[k] += s.items[c].Size
