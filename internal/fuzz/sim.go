@@ -382,3 +382,11 @@ func fmaFlush(a, b, c float32) float32 {
 	}
 	return r
 }
+
+// Run runs the programs of a model in Go for the steps that Check does, with as many workers as r says, and
+// gives, for each step, the results and states of f by name. It serves whoever has a program that is not what
+// the compiler made.
+func Run(f *ir.Func, x *exe.Model, ls map[string]lower.Launch, r *rand.Rand) ([]map[string]*tensor.Tensor, error) {
+	s := &sim{x: x, launches: ls, arena: make([]byte, x.ArenaBytes), r: r, workers: 1 + r.Int64N(3)}
+	return s.trace(f)
+}

@@ -1,0 +1,113 @@
+package compile_test
+
+import (
+	"errors"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"reprise/internal/compile"
+	"reprise/internal/diag"
+	"reprise/internal/fuzz"
+)
+
+// mutable are small models with everything that a plan can break: dropout, statistics, routing, loops that were
+// unrolled.
+func mutable() []string {
+	return []string{
+		"builtin:mlp,in=12,hidden=20,layers=2,batch=4,dropout=0.3",
+		"builtin:gpt,layers=2,d=16,heads=2,seq=8,batch=2,vocab=11,dropout=0.2",
+		"builtin:moe,layers=2,d=16,heads=2,seq=8,batch=2,experts=3,hidden=12,vocab=11,dropout=0.2",
+		"builtin:cnn,size=8,width=4,batch=2,dropout=0.2",
+		"builtin:lstm,batch=2,seq=4,d=12,vocab=11",
+	}
+}
+
+// TestMutations: 500 random changes to planned programs. The proofs find every one that changes what the program
+// computes; of one that they do not find, every bit of two steps is as before.
+func TestMutations(t *testing.T) {
+	total := 500
+	if long() {
+		total = 10000
+	}
+	label := regexp.MustCompile(`\(([VP][0-9])\)`)
+	var mu sync.Mutex
+	found, harmless, kinds := map[string]int{}, 0, map[string]int{}
+	done := 0
+	t.Run("models", func(t *testing.T) {
+		for k, spec := range mutable() {
+			t.Run(name(spec), func(t *testing.T) {
+				t.Parallel()
+				m := load(t, spec, true)
+				step := m.Module.Func("step")
+				r := rand.New(rand.NewPCG(uint64(k), 99))
+				share := []float64{0, 0.3}[k%2]
+				h, err := compile.NewMutable(m, share)
+				require.NoError(t, err)
+				sound, err := h.Sound()
+				require.NoError(t, err)
+				require.NoError(t, sound.Found)
+				run := func(mt *compile.Mutant) []map[string][]byte {
+					x, ls, err := mt.Launches(m)
+					require.NoError(t, err, mt.What)
+					res, err := fuzz.Run(step, x, ls, rand.New(rand.NewPCG(7, 7)))
+					require.NoError(t, err, mt.What)
+					var out []map[string][]byte
+					for _, s := range res {
+						b := map[string][]byte{}
+						for n, v := range s {
+							b[n] = v.Data
+						}
+						out = append(out, b)
+					}
+					return out
+				}
+				want := run(sound)
+				n, tries := total/len(mutable()), 0
+				for i := 0; i < n; tries++ {
+					require.Less(t, tries, 20*n, "too few occasions")
+					kind := tries % len(compile.Mutators())
+					mt, ok, err := h.Mutate(kind, r)
+					require.NoError(t, err)
+					if !ok {
+						continue
+					}
+					i++
+					mu.Lock()
+					done++
+					kinds[compile.Mutators()[kind]]++
+					mu.Unlock()
+					if mt.Found != nil {
+						by := "layout or lowering"
+						if l := label.FindAllStringSubmatch(mt.Found.Error(), -1); l != nil {
+							by = l[len(l)-1][1]
+						}
+						var e *diag.Error
+						if errors.As(mt.Found, &e) && e.Code != "bug" {
+							require.True(t, e.Layer != "" || e.Op != "" || by == "P4" || by == "V5" || by == "P6", "%s: %v", mt.What, mt.Found)
+						}
+						mu.Lock()
+						found[by]++
+						mu.Unlock()
+						continue
+					}
+					got := run(mt)
+					for s := range want {
+						for n := range want[s] {
+							require.True(t, slices.Equal(want[s][n], got[s][n]), "not found, and it changes %s in step %d: %s", n, s, mt.What)
+						}
+					}
+					mu.Lock()
+					harmless++
+					mu.Unlock()
+				}
+			})
+		}
+	})
+	t.Logf("%d mutations, %d harmless, found by rule: %v; kinds: %v", done, harmless, found, kinds)
+	require.Len(t, kinds, len(compile.Mutators()), "a kind of mutation has no occasion in these models")
+}
