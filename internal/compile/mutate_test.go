@@ -60,7 +60,8 @@ func NewMutable(m *frontend.Model, share float64) (*Mutable, error) {
 // Mutant is a planned program that was changed, or not.
 type Mutant struct {
 	What  string
-	Found error // what the proofs say; nil: they found nothing
+	Layer string // of the op that was changed, where it has to be named
+	Found error  // what the proofs say; nil: they found nothing
 	p     *planned
 }
 
@@ -81,7 +82,7 @@ func (h *Mutable) Sound() (*Mutant, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Mutant{"nothing", (&Program{planned: p}).ProveOnce(), p}, nil
+	return &Mutant{What: "nothing", Found: (&Program{planned: p}).ProveOnce(), p: p}, nil
 }
 
 // mutator changes a planned program; it says what it did, "" where there was nothing to change. Unless it
@@ -89,7 +90,7 @@ func (h *Mutable) Sound() (*Mutant, error) {
 type mutator struct {
 	name   string
 	layout bool
-	do     func(p *planned, r *rand.Rand) string
+	do     func(p *planned, r *rand.Rand) (what string, op *ir.Op)
 }
 
 // Mutators names the kinds.
@@ -124,18 +125,36 @@ func mutators() []mutator {
 
 // Mutate makes a mutant of the kind, by index; ok is false where the program gives no occasion.
 func (h *Mutable) Mutate(kind int, r *rand.Rand) (mu *Mutant, ok bool, err error) {
-	p, err := h.pl.realise(h.plan)
+	m := mutators()[kind]
+	p, err := h.realise(m.layout)
 	if err != nil {
 		return nil, false, err
 	}
-	m := mutators()[kind]
-	what := m.do(p, r)
+	what, op := m.do(p, r)
 	if what == "" {
 		return nil, false, nil
 	}
 	mu = &Mutant{What: m.name + ": " + what, p: p}
+	if op != nil {
+		mu.Layer = op.Loc.Layer
+	}
 	mu.Found = h.examine(p, m.layout)
 	return mu, true, nil
+}
+
+// realise is what a compilation makes of the plan, laid out or not yet.
+func (h *Mutable) realise(layout bool) (*planned, error) {
+	if layout {
+		return h.pl.realise(h.plan)
+	}
+	pr, err := h.pl.problem()
+	if err != nil {
+		return nil, err
+	}
+	p := &planned{module: pr.Func.Module, before: h.pl.module, problem: pr.Problem, plan: h.plan, applied: pr.Apply(h.plan)}
+	p.low = lowerings(p.applied.Lowered)
+	_, _, p.resident = residents(pr.Func)
+	return p, nil
 }
 
 // examine is what a compilation does with a planned program.
@@ -180,17 +199,17 @@ func at(p *planned, op *ir.Op) int { return slices.Index(p.applied.Func.Body.Ops
 // changed forgets an op's kernel, which is made anew.
 func (p *planned) changed(op *ir.Op) { delete(p.applied.Lowered, op) }
 
-// uses are the operands, and the results of the function, that read v; at position from or later.
+// uses are the operands, and the results of the function, that read v.
 type use struct {
 	op *ir.Op // nil: a result
 	i  int
 }
 
-func uses(p *planned, v *ir.Value, from int) []use {
+func uses(p *planned, v *ir.Value) []use {
 	var out []use
-	for k, op := range p.applied.Func.Body.Ops {
+	for _, op := range p.applied.Func.Body.Ops {
 		for i, x := range op.Operands {
-			if x == v && k >= from {
+			if x == v {
 				out = append(out, use{op, i})
 			}
 		}
@@ -236,27 +255,28 @@ func copyOf(p *planned, op *ir.Op, pos int) *ir.Op {
 	return c
 }
 
-func cloneAt(p *planned, r *rand.Rand, ops []*ir.Op) string {
+func cloneAt(p *planned, r *rand.Rand, ops []*ir.Op) (string, *ir.Op) {
 	op, ok := pick(r, ops)
 	if !ok {
-		return ""
+		return "", nil
 	}
-	pos := at(p, op) + 1
-	if n := len(p.applied.Func.Body.Ops) - pos; n > 0 {
-		pos += r.IntN(n)
-	}
-	var later []use
+	var all []use
 	for _, v := range op.Results {
-		later = append(later, uses(p, v, pos)...)
+		all = append(all, uses(p, v)...)
 	}
-	u, ok := pick(r, later)
+	u, ok := pick(r, all)
 	if !ok {
-		return ""
+		return "", nil
 	}
+	pos, end := at(p, op)+1, len(p.applied.Func.Body.Ops)
+	if u.op != nil {
+		end = at(p, u.op)
+	}
+	pos += r.IntN(end - pos + 1)
 	c := copyOf(p, op, pos)
 	old := valueOf(p, u)
 	u.set(p, c.Results[old.Index])
-	return remat.Name(op)
+	return remat.Name(op), nil
 }
 
 func valueOf(p *planned, u use) *ir.Value {
@@ -266,18 +286,18 @@ func valueOf(p *planned, u use) *ir.Value {
 	return u.op.Operands[u.i]
 }
 
-func clonePinned(p *planned, r *rand.Rand) string {
+func clonePinned(p *planned, r *rand.Rand) (string, *ir.Op) {
 	return cloneAt(p, r, some(p, func(op *ir.Op) bool {
 		_, pinned := p.problem.Pins[op]
 		return pinned && op.Remat == nil
 	}))
 }
 
-func cloneAny(p *planned, r *rand.Rand) string {
+func cloneAny(p *planned, r *rand.Rand) (string, *ir.Op) {
 	return cloneAt(p, r, some(p, func(op *ir.Op) bool { return !lower.IsView(op) }))
 }
 
-func swapOperands(p *planned, r *rand.Rand) string {
+func swapOperands(p *planned, r *rand.Rand) (string, *ir.Op) {
 	type pair struct {
 		op   *ir.Op
 		i, j int
@@ -294,12 +314,12 @@ func swapOperands(p *planned, r *rand.Rand) string {
 	}
 	c, ok := pick(r, pairs)
 	if !ok {
-		return ""
+		return "", nil
 	}
 	o := slices.Clone(c.op.Operands)
 	o[c.i], o[c.j] = o[c.j], o[c.i]
 	c.op.Operands = o
-	return fmt.Sprintf("%d and %d of %s", c.i, c.j, remat.Name(c.op))
+	return fmt.Sprintf("%d and %d of %s", c.i, c.j, remat.Name(c.op)), c.op
 }
 
 func states(p *planned) []int {
@@ -313,27 +333,27 @@ func states(p *planned) []int {
 	return out
 }
 
-func dropStateWrite(p *planned, r *rand.Rand) string {
+func dropStateWrite(p *planned, r *rand.Rand) (string, *ir.Op) {
 	f := p.applied.Func
 	i, ok := pick(r, states(p))
 	if !ok {
-		return ""
+		return "", nil
 	}
 	name := f.Results[i]
 	if r.IntN(2) == 0 {
 		f.Body.Results[i] = f.Param(name) // it stays what it was
-		return name
+		return name, nil
 	}
 	f.Body.Results = slices.Delete(slices.Clone(f.Body.Results), i, i+1)
 	f.Results = slices.Delete(slices.Clone(f.Results), i, i+1)
-	return name + ", result and all"
+	return name + ", result and all", nil
 }
 
-func swapStates(p *planned, r *rand.Rand) string {
+func swapStates(p *planned, r *rand.Rand) (string, *ir.Op) {
 	f := p.applied.Func
 	i, ok := pick(r, states(p))
 	if !ok {
-		return ""
+		return "", nil
 	}
 	var like []int
 	for _, j := range states(p) {
@@ -343,11 +363,11 @@ func swapStates(p *planned, r *rand.Rand) string {
 	}
 	j, ok := pick(r, like)
 	if !ok {
-		return ""
+		return "", nil
 	}
 	f.Body.Results = slices.Clone(f.Body.Results)
 	f.Body.Results[i], f.Body.Results[j] = f.Body.Results[j], f.Body.Results[i]
-	return f.Results[i] + " and " + f.Results[j]
+	return f.Results[i] + " and " + f.Results[j], nil
 }
 
 func move(p *planned, op *ir.Op, to int) {
@@ -360,12 +380,12 @@ func move(p *planned, op *ir.Op, to int) {
 	b.Ops = slices.Insert(b.Ops, to, op)
 }
 
-func moveBeforeInputs(p *planned, r *rand.Rand) string {
+func moveBeforeInputs(p *planned, r *rand.Rand) (string, *ir.Op) {
 	op, ok := pick(r, some(p, func(op *ir.Op) bool {
 		return op.Remat != nil && slices.ContainsFunc(op.Operands, func(v *ir.Value) bool { return v.Op != nil && !lower.IsConstant(v.Op) })
 	}))
 	if !ok {
-		return ""
+		return "", nil
 	}
 	for _, v := range op.Operands {
 		if v.Op != nil && !lower.IsConstant(v.Op) {
@@ -373,11 +393,11 @@ func moveBeforeInputs(p *planned, r *rand.Rand) string {
 			break
 		}
 	}
-	return remat.Name(op)
+	return remat.Name(op), nil
 }
 
 // updateBeforeReader moves an op that overwrites a state before an op that still reads the old value.
-func updateBeforeReader(p *planned, r *rand.Rand) string {
+func updateBeforeReader(p *planned, r *rand.Rand) (string, *ir.Op) {
 	type pair struct{ update, reader *ir.Op }
 	var pairs []pair
 	for _, op := range some(p, func(op *ir.Op) bool { return len(p.problem.InPlace[op]) > 0 }) {
@@ -391,23 +411,23 @@ func updateBeforeReader(p *planned, r *rand.Rand) string {
 	}
 	c, ok := pick(r, pairs)
 	if !ok {
-		return ""
+		return "", nil
 	}
 	move(p, c.update, at(p, c.reader))
-	return fmt.Sprintf("%s before %s", remat.Name(c.update), remat.Name(c.reader))
+	return fmt.Sprintf("%s before %s", remat.Name(c.update), remat.Name(c.reader)), nil
 }
 
-func moveAny(p *planned, r *rand.Rand) string {
+func moveAny(p *planned, r *rand.Rand) (string, *ir.Op) {
 	op, ok := pick(r, some(p, nil))
 	if !ok {
-		return ""
+		return "", nil
 	}
 	to := r.IntN(len(p.applied.Func.Body.Ops))
 	if to == at(p, op) || to == at(p, op)+1 {
-		return ""
+		return "", nil
 	}
 	move(p, op, to)
-	return fmt.Sprintf("%s to %d", remat.Name(op), to)
+	return fmt.Sprintf("%s to %d", remat.Name(op), to), nil
 }
 
 // homes are the values that have a place of their own in the frame, in the order of the program.
@@ -424,16 +444,16 @@ func homes(p *planned) []*ir.Value {
 	return out
 }
 
-func reuseLive(p *planned, r *rand.Rand) string {
+func reuseLive(p *planned, r *rand.Rand) (string, *ir.Op) {
 	vs := homes(p)
 	v, ok := pick(r, vs)
 	u, _ := pick(r, vs)
 	if !ok || p.frame.Homes[u].Offset == p.frame.Homes[v].Offset {
-		return ""
+		return "", nil
 	}
 	to := p.frame.Homes[u].Offset
 	if to+v.Type.Bytes() > p.frame.Size {
-		return ""
+		return "", nil
 	}
 	for _, op := range p.applied.Func.Body.Ops {
 		for _, x := range op.Results {
@@ -442,15 +462,15 @@ func reuseLive(p *planned, r *rand.Rand) string {
 			}
 		}
 	}
-	return fmt.Sprintf("%%%s of %s where %%%s of %s is", v.Name, remat.Name(v.Op), u.Name, remat.Name(u.Op))
+	return fmt.Sprintf("%%%s of %s where %%%s of %s is", v.Name, remat.Name(v.Op), u.Name, remat.Name(u.Op)), nil
 }
 
-func moveWorkspace(p *planned, r *rand.Rand) string {
+func moveWorkspace(p *planned, r *rand.Rand) (string, *ir.Op) {
 	op, ok := pick(r, some(p, func(op *ir.Op) bool { return len(p.frame.Work[op]) > 0 }))
 	vs := homes(p)
 	u, okU := pick(r, vs)
 	if !ok || !okU {
-		return ""
+		return "", nil
 	}
 	k := r.IntN(len(p.frame.Work[op]))
 	to := p.frame.Homes[u].Offset
@@ -458,11 +478,11 @@ func moveWorkspace(p *planned, r *rand.Rand) string {
 		return s.Value == nil && s.Op == op && s.Offset == p.frame.Work[op][k]
 	})
 	if i < 0 || to == p.frame.Work[op][k] || to+p.frame.Stretches[i].Bytes > p.frame.Size {
-		return ""
+		return "", nil
 	}
 	p.frame.Work[op] = slices.Clone(p.frame.Work[op])
 	p.frame.Work[op][k] = to
-	return fmt.Sprintf("%d of %s to %%%s of %s", k, remat.Name(op), u.Name, remat.Name(u.Op))
+	return fmt.Sprintf("%d of %s to %%%s of %s", k, remat.Name(op), u.Name, remat.Name(u.Op)), nil
 }
 
 // inside are the ops of the body and of kernels for which ok holds, with the op at the top.
@@ -482,22 +502,22 @@ func inside(p *planned, ok func(top, op *ir.Op) bool) [][2]*ir.Op {
 	return out
 }
 
-func changeID(p *planned, r *rand.Rand) string {
+func changeID(p *planned, r *rand.Rand) (string, *ir.Op) {
 	c, ok := pick(r, inside(p, func(_, op *ir.Op) bool { _, random := op.Attrs.Get("rng").(int64); return random }))
 	if !ok {
-		return ""
+		return "", nil
 	}
 	c[1].Attrs = c[1].Attrs.Set("rng", c[1].Attrs.Int("rng")+int64(1+r.IntN(3)))
 	p.changed(c[0])
-	return remat.Name(c[0])
+	return remat.Name(c[0]), c[0]
 }
 
-func changeAttr(p *planned, r *rand.Rand) string {
+func changeAttr(p *planned, r *rand.Rand) (string, *ir.Op) {
 	c, ok := pick(r, inside(p, func(top, op *ir.Op) bool {
 		return top.Remat != nil && slices.ContainsFunc(op.Attrs, func(a ir.Attr) bool { return changedAttr(a) != nil })
 	}))
 	if !ok {
-		return ""
+		return "", nil
 	}
 	var as []ir.Attr
 	for _, a := range c[1].Attrs {
@@ -508,7 +528,7 @@ func changeAttr(p *planned, r *rand.Rand) string {
 	a, _ := pick(r, as)
 	c[1].Attrs = c[1].Attrs.Set(a.Name, changedAttr(a))
 	p.changed(c[0])
-	return fmt.Sprintf("%s of %s in %s", a.Name, c[1].Name(), remat.Name(c[0]))
+	return fmt.Sprintf("%s of %s in %s", a.Name, c[1].Name(), remat.Name(c[0])), c[0]
 }
 
 // changedAttr is another value of an attribute, nil where there is none that could be meant.
@@ -541,11 +561,11 @@ func changedAttr(a ir.Attr) any {
 	return nil
 }
 
-func redirect(p *planned, r *rand.Rand) string {
+func redirect(p *planned, r *rand.Rand) (string, *ir.Op) {
 	ops := p.applied.Func.Body.Ops
 	op, ok := pick(r, some(p, func(op *ir.Op) bool { return len(op.Operands) > 0 }))
 	if !ok {
-		return ""
+		return "", nil
 	}
 	i := r.IntN(len(op.Operands))
 	v := op.Operands[i]
@@ -565,22 +585,22 @@ func redirect(p *planned, r *rand.Rand) string {
 	}
 	x, ok := pick(r, like)
 	if !ok {
-		return ""
+		return "", nil
 	}
 	use{op, i}.set(p, x)
-	return fmt.Sprintf("operand %d of %s from %%%s to %%%s", i, remat.Name(op), v.Name, x.Name)
+	return fmt.Sprintf("operand %d of %s from %%%s to %%%s", i, remat.Name(op), v.Name, x.Name), op
 }
 
-func redirectInside(p *planned, r *rand.Rand) string {
+func redirectInside(p *planned, r *rand.Rand) (string, *ir.Op) {
 	op, ok := pick(r, some(p, func(op *ir.Op) bool { return op.Name() == "fused" && len(op.Regions[0].Ops) > 1 }))
 	if !ok {
-		return ""
+		return "", nil
 	}
 	b := op.Regions[0]
 	k := r.IntN(len(b.Ops))
 	o := b.Ops[k]
 	if len(o.Operands) == 0 {
-		return ""
+		return "", nil
 	}
 	i := r.IntN(len(o.Operands))
 	var like []*ir.Value
@@ -598,25 +618,25 @@ func redirectInside(p *planned, r *rand.Rand) string {
 	}
 	x, ok := pick(r, like)
 	if !ok {
-		return ""
+		return "", nil
 	}
 	o.Operands = slices.Clone(o.Operands)
 	o.Operands[i] = x
 	p.changed(op)
-	return fmt.Sprintf("operand %d of %s in %s", i, o.Name(), remat.Name(op))
+	return fmt.Sprintf("operand %d of %s in %s", i, o.Name(), remat.Name(op)), op
 }
 
-func dropOp(p *planned, r *rand.Rand) string {
+func dropOp(p *planned, r *rand.Rand) (string, *ir.Op) {
 	op, ok := pick(r, some(p, nil))
 	if !ok {
-		return ""
+		return "", nil
 	}
 	b := p.applied.Func.Body
 	i := at(p, op)
 	b.Ops = slices.Delete(b.Ops, i, i+1)
 	// Its readers take an operand of it instead, where one has the type: as if it did nothing.
 	for _, v := range op.Results {
-		for _, u := range uses(p, v, 0) {
+		for _, u := range uses(p, v) {
 			for _, x := range op.Operands {
 				if x.Type.Equal(v.Type) {
 					u.set(p, x)
@@ -625,22 +645,22 @@ func dropOp(p *planned, r *rand.Rand) string {
 			}
 		}
 	}
-	return remat.Name(op)
+	return remat.Name(op), nil
 }
 
 // forget reads the original instead of a clone; that keeps the meaning, and takes memory.
-func forget(p *planned, r *rand.Rand) string {
+func forget(p *planned, r *rand.Rand) (string, *ir.Op) {
 	op, ok := pick(r, some(p, func(op *ir.Op) bool { return op.Remat != nil && !lower.IsView(op) }))
 	if !ok {
-		return ""
+		return "", nil
 	}
 	for i, v := range op.Results {
-		for _, u := range uses(p, v, 0) {
+		for _, u := range uses(p, v) {
 			u.set(p, op.Remat.Results[i])
 		}
 	}
 	b := p.applied.Func.Body
 	i := at(p, op)
 	b.Ops = slices.Delete(b.Ops, i, i+1)
-	return remat.Name(op)
+	return remat.Name(op), nil
 }

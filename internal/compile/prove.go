@@ -11,6 +11,7 @@ import (
 	"reprise/ir/tensor"
 	"reprise/passes/lower"
 	"reprise/passes/pinned"
+	"reprise/passes/remat"
 	"reprise/runtime/exe"
 )
 
@@ -82,10 +83,8 @@ func (p *Program) ProveOnce() error {
 	if err := sameEffects(was, now); err != nil {
 		return err
 	}
-	for _, s := range now.steps {
-		if !was.made[s.number] {
-			return proofError(s.op, "pinned", "%s computes what no op of the program before planning does: from other values, or with other attributes (P3)", about(s.op))
-		}
+	if err := sameValues(was, now, p.planned.applied.Runs); err != nil {
+		return err
 	}
 	for i, name := range final.Results {
 		if i >= len(before.Results) || before.Results[i] != name || was.results[i] != now.results[i] {
@@ -116,6 +115,69 @@ func proofError(op *ir.Op, code, format string, args ...any) *diag.Error {
 		e.Layer, e.Op, e.File, e.Line = op.Loc.Layer, op.Name(), op.Loc.File, op.Loc.Line
 	}
 	return e
+}
+
+// numbered is a result with its number.
+type numbered struct {
+	op     *ir.Op
+	result int
+	number int
+}
+
+// sameValues compares what every op and every clone computes with what the op of its id did before planning.
+// It names the first op that was changed, where the rest of P3 would find some op that computes the like.
+func sameValues(was, now *course, runs map[*ir.Op]remat.Run) error {
+	before := make(map[int]int, len(was.values))
+	for _, v := range was.values {
+		before[v.op.Results[v.result].ID] = v.number
+	}
+	// now.steps has the ops inside kernels too, and those without a result.
+	next := 0
+	strange := func(last *ir.Op) error {
+		for reached := false; next < len(now.steps); next++ {
+			s := now.steps[next]
+			mine := last != nil && top(s.op) == last
+			if reached && !mine {
+				break
+			}
+			reached = reached || mine
+			if !was.made[s.number] {
+				return proofError(s.op, "pinned", "%s%s computes what no op of the program before planning does: from other values, or with other attributes (P3)", about(s.op), within(s.op))
+			}
+		}
+		return nil
+	}
+	for _, v := range now.values {
+		if v.result == 0 {
+			if err := strange(v.op); err != nil {
+				return err
+			}
+		}
+		r, ok := runs[v.op]
+		if !ok || v.result >= len(r.Values) {
+			continue
+		}
+		if number, ok := before[r.Values[v.result]]; ok && number != v.number {
+			return proofError(v.op, "pinned", "%s computes something else than before planning: from other values, or with other attributes (P3)", about(v.op))
+		}
+	}
+	return strange(nil)
+}
+
+// top is the op of the function's body that op is part of.
+func top(op *ir.Op) *ir.Op {
+	for op.Block.Owner != nil {
+		op = op.Block.Owner
+	}
+	return op
+}
+
+// within names the unit that an op is part of.
+func within(op *ir.Op) string {
+	if t := top(op); t != op {
+		return " in " + remat.Name(t)
+	}
+	return ""
 }
 
 func about(op *ir.Op) string {
@@ -171,6 +233,7 @@ type course struct {
 	made    map[int]bool // numbers that its ops have
 	steps   []step       // all ops, in order
 	once    []onceStep   // those that run once, in order
+	values  []numbered   // results of the ops at the top, in order
 	results []int
 
 	ordinal map[*ir.Op]int
@@ -203,6 +266,9 @@ func (n *numbers) block(c *course, b *ir.Block, args []int, path string) []int {
 		}
 		for k, r := range n.op(c, op, in, path+"/"+strconv.Itoa(i)) {
 			of[op.Results[k]] = r
+			if b.Owner == nil {
+				c.values = append(c.values, numbered{op, k, r})
+			}
 		}
 	}
 	out := make([]int, len(b.Results))

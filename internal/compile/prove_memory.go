@@ -111,11 +111,17 @@ func (r *replay) block(b *ir.Block, f *buffer.Frame, lost func(*ir.Value) error)
 	for _, p := range b.Params {
 		r.write(extent{p, 0, p.Type.Bytes()}, p)
 	}
+	// Workspaces lie where the code will have them; a stretch says how large one is.
 	work := map[*ir.Op][]extent{}
 	for _, s := range f.Stretches {
-		if s.Value == nil && s.Op != nil {
-			work[s.Op] = append(work[s.Op], extent{nil, s.Offset, s.Offset + s.Bytes})
+		if s.Value != nil || s.Op == nil {
+			continue
 		}
+		at := f.RegionAt[s.Op]
+		if !buffer.IsControl(s.Op) {
+			at = f.Work[s.Op][len(work[s.Op])]
+		}
+		work[s.Op] = append(work[s.Op], extent{nil, at, at + s.Bytes})
 	}
 	read := func(op *ir.Op, v *ir.Value) error {
 		e, ok := place0(v, f)
@@ -202,6 +208,11 @@ func (r *replay) apart(op *ir.Op, f *buffer.Frame, work []extent, pairs [][2]int
 		out = append(out, e)
 	}
 	out = append(out, work...)
+	for _, e := range out {
+		if e.param == nil && (e.lo < 0 || e.hi > f.Size) {
+			return proofError(op, "pinned", "%s writes bytes %d to %d of a frame of %d (P7)", op.Name(), e.lo, e.hi, f.Size)
+		}
+	}
 	for i, a := range out {
 		for _, b := range out[:i] {
 			if meet(a, b) {
