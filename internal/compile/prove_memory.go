@@ -234,8 +234,8 @@ func (r *replay) apart(op *ir.Op, f *buffer.Frame, work []extent, pairs [][2]int
 // copy that brings its new value home, and a state without a new value is not written at all.
 func (p *Program) WrittenOnce(x *exe.Model) error {
 	step := p.planned.applied.Func
-	type writer struct{ run, inst int } // inst: its last launch
-	writers := map[string][]writer{}
+	// The last launch of each writer.
+	writers := map[string][]int{}
 	for pc := range x.Step {
 		in := &x.Step[pc]
 		for _, a := range in.Args {
@@ -248,11 +248,11 @@ func (p *Program) WrittenOnce(x *exe.Model) error {
 					continue
 				}
 				w := writers[v.Name]
-				if n := len(w); n > 0 && in.Run != 0 && w[n-1].run == in.Run && w[n-1].inst == pc-1 {
-					w[n-1].inst = pc // a further launch of the op
+				if n := len(w); n > 0 && in.Run != 0 && !slices.ContainsFunc(x.Step[w[n-1]:pc], func(b exe.Inst) bool { return b.Run != in.Run }) {
+					w[n-1] = pc // a further launch of the op
 					continue
 				}
-				writers[v.Name] = append(w, writer{in.Run, pc})
+				writers[v.Name] = append(w, pc)
 			}
 		}
 	}
@@ -272,7 +272,7 @@ func (p *Program) WrittenOnce(x *exe.Model) error {
 		}
 		e := proofError(op, "pinned", "state %q is written by %d ops or copies of the step instead of %d (P6)", v.Name, len(w), want)
 		if len(w) > want {
-			e.Layer = x.Step[w[want].inst].Layer
+			e.Layer = x.Step[w[want]].Layer
 		}
 		return e
 	}
