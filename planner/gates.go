@@ -116,6 +116,7 @@ func (m *model) tolls() {
 	// What a descendant of a gate reads, and an ancestor of it makes, runs on both
 	// sides; so does what such a second run reads.
 	const before, after = 1, 2
+	twice := make([]bool, m.n)
 	for _, g := range m.gates {
 		side := make([]uint8, m.n)
 		var mark func(x int32, s uint8, next func(x int32) []int32)
@@ -147,25 +148,26 @@ func (m *model) tolls() {
 			}
 			return out
 		})
-		twice := make([]bool, m.n)
+		here := make([]bool, m.n) // twice for the sake of this gate
 		for k := len(m.order) - 1; k >= 0; k-- {
 			x := m.order[k]
-			if side[x]&after == 0 && !twice[x] {
+			if side[x]&after == 0 && !here[x] {
 				continue
 			}
 			for _, b := range m.ins[x] {
-				if y := m.prod[b]; m.toll[b] && side[y]&before != 0 && !twice[y] {
-					twice[y] = true
+				if y := m.prod[b]; m.toll[b] && side[y]&before != 0 && !here[y] {
+					here[y] = true
 				}
 			}
 		}
-		var sum int64
-		for x, t := range twice {
-			if t {
-				sum += m.cost[x]
-			}
+		for x, t := range here {
+			twice[x] = twice[x] || t
 		}
-		m.atLeast = max(m.atLeast, sum)
+	}
+	for x, t := range twice {
+		if t {
+			m.atLeast += m.cost[x]
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -89,6 +90,44 @@ func TestGatesInCheck(t *testing.T) {
 	require.ErrorAs(t, err, &v)
 	_, err = Check(p, &Plan{Order: []int{0, 1, 2, 0, 3, 4, 5, 6, 7}}, -1)
 	require.NoError(t, err)
+}
+
+// TestGatesOfMicroBatches: a value that two backward parts read is computed again for each; the file format keeps the gates.
+func TestGatesOfMicroBatches(t *testing.T) {
+	p := &Problem{Values: []Value{{Name: "x", Bytes: 8, Resident: true}}}
+	add := func(name string, inputs ...int) int {
+		p.Values = append(p.Values, Value{Name: name, Bytes: 8})
+		p.Ops = append(p.Ops, Op{Name: name, Cost: 10, Inputs: inputs, Outputs: []int{len(p.Values) - 1}, Det: DetExact})
+		return len(p.Values) - 1
+	}
+	cast := add("cast", 0)
+	f0 := add("f0", cast)
+	p.Gates = append(p.Gates, len(p.Ops))
+	g0 := add("g0", f0)
+	b0 := add("b0", g0, cast)
+	f1 := add("f1", cast)
+	p.Gates = append(p.Gates, len(p.Ops))
+	g1 := add("g1", f1)
+	b1 := add("b1", g1, cast, b0)
+	p.Values[b1].Output = true
+	p.Values[cast].Policy = MustRecompute
+	plan, err := Obey(p)
+	require.NoError(t, err)
+	runs := 0
+	for _, i := range plan.Order {
+		if p.Ops[i].Name == "cast" {
+			runs++
+		}
+	}
+	require.Equal(t, 3, runs, "for the forward part, the first backward part (and the second forward), the second backward")
+	require.EqualValues(t, 20, plan.Cost-plan.BaseCost)
+	var b strings.Builder
+	require.NoError(t, WriteGraph(&b, p))
+	g, err := ReadGraph(strings.NewReader(b.String()))
+	require.NoError(t, err)
+	require.Equal(t, p.Gates, g.Problem.Gates)
+	_, err = ReadGraph(strings.NewReader(strings.Replace(b.String(), "\"gates\":[2,5]", "\"gates\":[2,50]", 1)))
+	require.ErrorContains(t, err, "gate 1 is op 50; there are ops 0 to 6")
 }
 
 // TestMustRecomputeOfWhatRunsOnce is refused with both names.

@@ -141,6 +141,7 @@ type fileGraph struct {
 	Ops     []fileOp     `json:"ops"`
 	Values  []fileValue  `json:"values"`
 	Order   []whole      `json:"order"`
+	Gates   []whole      `json:"gates"`
 	Offload *fileOffload `json:"offload"`
 
 	// Published graphs: node = op = value.
@@ -300,6 +301,12 @@ func (f *fileGraph) graph() (*Graph, error) {
 			p.Order[k] = int(x)
 		}
 	}
+	for k, g := range f.Gates {
+		if g < 0 || g > math.MaxInt32 {
+			return nil, fmt.Errorf("planner: entry %d of the gates, %d, is not an op", k, int64(g))
+		}
+		p.Gates = append(p.Gates, int(g))
+	}
 	if f.Offload != nil {
 		p.Offload = &Offload{BytesPerNsOut: f.Offload.Out, BytesPerNsIn: f.Offload.In, HostBytes: int64(f.Offload.Host)}
 	}
@@ -378,8 +385,9 @@ func WriteGraph(w io.Writer, p *Problem) error {
 		Ops     []op     `json:"ops"`
 		Values  []value  `json:"values"`
 		Order   []int    `json:"order"`
+		Gates   []int    `json:"gates,omitempty"`
 		Offload *offload `json:"offload,omitempty"`
-	}{Format: GraphFormat, Name: p.Name, Ops: []op{}, Values: []value{}, Order: append([]int{}, p.order()...)}
+	}{Format: GraphFormat, Name: p.Name, Ops: []op{}, Values: []value{}, Order: append([]int{}, p.order()...), Gates: p.Gates}
 	for i := range p.Ops {
 		o := &p.Ops[i]
 		doc.Ops = append(doc.Ops, op{o.Name, o.Cost, o.Workspace, append([]int{}, o.Inputs...), append([]int{}, o.Outputs...),

@@ -41,7 +41,9 @@ type candidate struct {
 	readers []string
 	outside bool // read by forward ops of other regions, so that it is an input of theirs
 
-	result bool   // a result of the step: in memory to its end, not for the backward part
+	result     bool // a result of the step: in memory to its end, not for the backward part
+	open, keep bool // what within decides about
+
 	kept   string // why it is kept whatever a policy says, "" if a policy may decide
 	free   string // why it costs nothing, "" if it could
 	ctx    *context
@@ -514,50 +516,49 @@ func (x *context) within(limit int64, in func(*candidate) bool, where Where, r *
 		r.KeptBytes = all
 		return nil
 	}
-	producer := map[int]*candidate{}
+	producer := make([]*candidate, len(x.problem.Values))
 	for _, c := range x.cands {
 		producer[c.value] = c
 	}
 	under := x.problem.Under()
 	var open []*candidate // those that the limit decides about
 	for _, c := range x.cands {
+		c.open, c.keep = false, false
 		if in(c) && c.kept == "" && pr.Values[c.value].Policy != planner.MustSave && pr.Values[c.value].Policy != planner.MustRecompute {
+			c.open = true
 			open = append(open, c)
+			if !r.budget() { // which counts all of its layers
+				r.match(c)
+			}
 		}
 	}
 	slices.SortStableFunc(open, func(a, b *candidate) int {
 		// cost/bytes, descending, without division
 		return cmp.Compare(float64(pr.Ops[b.op].Cost)*float64(a.bytes), float64(pr.Ops[a.op].Cost)*float64(b.bytes))
 	})
-	keep := map[*candidate]bool{}
-	// needed are the values that the backward part reads, or that computing such a one again reads.
-	needed := func() map[*candidate]bool {
-		need := map[*candidate]bool{}
-		var visit func(c *candidate)
-		visit = func(c *candidate) {
-			if c == nil || need[c] {
-				return
-			}
-			need[c] = true
-			again := pr.Values[c.value].Policy == planner.MustRecompute || slices.Contains(open, c) && !keep[c]
-			if again {
-				for _, v := range pr.Ops[c.op].Inputs {
-					visit(producer[under[v]])
-				}
+	// need marks the values that the backward part reads, or that computing such a one again reads.
+	need := make([]bool, len(x.problem.Values))
+	var visit func(c *candidate)
+	visit = func(c *candidate) {
+		if c == nil || need[c.value] {
+			return
+		}
+		need[c.value] = true
+		if pr.Values[c.value].Policy == planner.MustRecompute || c.open && !c.keep {
+			for _, v := range pr.Ops[c.op].Inputs {
+				visit(producer[under[v]])
 			}
 		}
+	}
+	sum := func() (n int64) {
+		clear(need)
 		for _, c := range x.cands {
 			if c.backed {
 				visit(c)
 			}
 		}
-		return need
-	}
-	sum := func() int64 {
-		need := needed()
-		var n int64
 		for _, c := range x.cands {
-			if in(c) && need[c] && !c.result && (keep[c] || c.kept != "" || pr.Values[c.value].Policy == planner.MustSave) {
+			if in(c) && need[c.value] && !c.result && (c.keep || c.kept != "" || pr.Values[c.value].Policy == planner.MustSave) {
 				n += c.bytes
 			}
 		}
@@ -567,15 +568,15 @@ func (x *context) within(limit int64, in func(*candidate) bool, where Where, r *
 		if c.bytes > limit {
 			continue
 		}
-		keep[c] = true
+		c.keep = true
 		if n := sum(); n > limit {
-			delete(keep, c)
+			c.keep = false
 		} else {
 			r.KeptBytes = n
 		}
 	}
 	for _, c := range open {
-		if !keep[c] {
+		if !c.keep {
 			pr.Values[c.value].Policy = planner.MustRecompute
 			r.Decided++
 			r.values = append(r.values, c.value)
@@ -623,13 +624,12 @@ func (p *Policy) unmatched(x *context, line map[string]*RuleReport, rep *Report,
 	}
 	for i := range p.budgets {
 		b := &p.budgets[i]
-		n := line[b.Where.String()]
 		for _, c := range x.cands {
 			if matchLayer(b.Layer, c.layer) {
-				n.match(c)
+				line[b.Where.String()].match(c)
 			}
 		}
-		if n.Matched == 0 {
+		if line[b.Where.String()].Matched == 0 {
 			e := bad(b.Where, "no layer matches %q", b.Layer)
 			e.Hint = x.hint("layer", b.Layer)
 			if err := fail(b.Where, e); err != nil {

@@ -49,6 +49,9 @@ func (r *RuleReport) match(c *candidate) {
 	}
 }
 
+// budget: the line is a budget of a region.
+func (r *RuleReport) budget() bool { return strings.HasPrefix(r.Text, "budget ") }
+
 func (r *RuleReport) hold(c *candidate, why string) {
 	if r.held == nil {
 		r.held = map[string]int{}
@@ -113,13 +116,13 @@ func (r *Report) Finish(pr *remat.Problem, plan *planner.Plan) {
 			}
 		}
 		rule.FreedBytes = freed
-		if !strings.HasPrefix(rule.Text, "budget ") {
+		if !rule.budget() {
 			rule.KeptBytes = kept
 		}
 		for _, why := range rule.holds {
 			rule.Notes = append(rule.Notes, fmt.Sprintf("%d of its values stay in memory: %s", rule.held[why], why))
 		}
-		if n := rule.Matched - rule.Decided; n > 0 && len(rule.holds) == 0 && !strings.HasPrefix(rule.Text, "budget ") && !strings.HasPrefix(rule.Text, "allow-recompute ") {
+		if n := rule.Matched - rule.Decided; n > 0 && len(rule.holds) == 0 && !rule.budget() && !strings.HasPrefix(rule.Text, "allow-recompute ") {
 			rule.Notes = append(rule.Notes, fmt.Sprintf("stronger or later lines decide about %d of its values", n))
 		}
 		if strings.Contains(rule.Text, "recompute") && !strings.HasPrefix(rule.Text, "allow-recompute") && freed == 0 && rule.Decided > 0 {
