@@ -260,6 +260,63 @@ func TestP051Identity(t *testing.T) {
 	}
 }
 
+// TestP052ForceSave: in a region that is recomputed whole, a rule that forces one thing to be saved (by kind of op, by
+// layer, by name; top-k, sigmoid, softmax, product) keeps exactly that.
+func TestP052ForceSave(t *testing.T) {
+	mod, err := nn.Train(nn.Model{Name: "router", Loss: func(s *nn.Scope) *nn.Tensor {
+		x := s.Input("x", dtype.F32, []int64{16, 32}, nn.Normal01)
+		for i := range 2 {
+			l := s.Inf("layers.%d", i)
+			r := l.In("router")
+			logits := nn.Name(r.Linear("gate", x, 8), "logits")
+			probs := nn.Name(r.Softmax(logits), "probs")
+			gate := nn.Name(r.In("gate2").Op("logistic", []*nn.Tensor{logits}), "sig")
+			h := nn.Name(l.Tanh(l.Linear("fc", x, 8)), "h")
+			u := nn.Name(l.Mul(l.Mul(h, probs), gate), "u")
+			x = nn.Name(l.Add(x, l.Linear("out", u, 32)), "y")
+		}
+		return s.In("loss").MSE(x, s.Input("t", dtype.F32, []int64{16, 32}, nn.Normal01))
+	}}, nn.Recipe{Optimizer: nn.SGD{}, Schedule: nn.Constant{LR: 0.1}})
+	require.NoError(t, err)
+	kept := func(rules ...string) map[string]bool {
+		p := load(t, "full", rules...)
+		pr := problem(t, mod, p)
+		_, err := p.Apply(pr, policy.Options{Alone: true})
+		require.NoError(t, err)
+		plan, err := planner.Obey(pr.Problem)
+		require.NoError(t, err)
+		_, err = planner.Check(pr.Problem, plan, -1)
+		require.NoError(t, err)
+		runs := map[int]int{}
+		for _, i := range plan.Order {
+			runs[i]++
+		}
+		out := map[string]bool{}
+		for i, op := range pr.Ops {
+			for _, v := range op.Results {
+				if n := policy.ValueName(v); n != "" && pr.Forward[i] && runs[i] == 1 && n != "y" {
+					out[label(v)] = true
+				}
+			}
+		}
+		return out
+	}
+	require.Empty(t, kept())
+	for rule, want := range map[string]string{
+		"must save op=softmax layer=layers.1":                    "layers.1.router probs",
+		"must save op=logistic layer=layers.1":                   "layers.1.router.gate2 sig",
+		"must save op=contract layer=layers.1.router":            "layers.1.router.gate logits",
+		"must save value=probs layer=layers.1":                   "layers.1.router probs",
+		"must save value=h layer=layers.0":                       "layers.0 h",
+		"must save layer=layers.0.router.gate":                   "layers.0.router.gate logits",
+		"must save layer=layers.*.gate2 every=2":                 "layers.0.router.gate2 sig",
+		"must save value=sig every=2+1":                          "layers.1.router.gate2 sig",
+		"must save op=tanh min_bytes=512 layer=layers.0": "layers.0 h",
+	} {
+		require.Equal(t, map[string]bool{want: true}, kept(rule), rule)
+	}
+}
+
 // TestP053Positions: positions count in each list of layers by itself, whatever the indices and the order of
 // compilation.
 func TestP053Positions(t *testing.T) {
@@ -416,6 +473,7 @@ func TestErrors(t *testing.T) {
 		{"must save layer=layers.99.*", "p:2: rule \"must save layer=layers.99.*\" matches nothing: no layer \"layers.99.*\"\n  hint: layers has 3 elements, 0 to 2"},
 		{"must save layer=layers.*.roter", "did you mean layers.*.router or "},
 		{"must save layer=layers.*.router op=attention", "no value has all of it: layer=layers.*.router matches "},
+		{"must save layer=layers.0 every=2", "no list of layers for every=2\n  hint: positions count in a list below what layer= names; lists of layers: layers (3)"},
 		{"must save min_bytes=1GiB", "no value has 1073741824 bytes\n  hint: the largest value of the forward part has "},
 		{"must save value=wte.w", "wte.w is a param: it is in memory from start to end"},
 		{"must save value=foo", "the model names no values: nn.Name gives a value a name"},

@@ -188,12 +188,11 @@ func (x *context) nothing(r *Rule) *diag.Error {
 		one        Rule
 	}
 	var keys []key
-	if r.Layer != "" || r.Every > 0 {
-		word := r.Layer
-		if r.Every > 0 && word == "" {
-			word = "*"
-		}
-		keys = append(keys, key{"layer", word, Rule{Layer: r.Layer, Every: r.Every, Offset: r.Offset}})
+	if r.Layer != "" {
+		keys = append(keys, key{"layer", r.Layer, Rule{Layer: r.Layer}})
+	}
+	if r.Every > 0 {
+		keys = append(keys, key{"every", fmt.Sprint(r.Every), Rule{Layer: r.Layer, Every: r.Every, Offset: r.Offset}})
 	}
 	if r.Value != "" {
 		keys = append(keys, key{"value", r.Value, Rule{Value: r.Value}})
@@ -222,11 +221,11 @@ func (x *context) nothing(r *Rule) *diag.Error {
 				}
 				e.Message = fmt.Sprintf("rule %q matches nothing: no value has %s bytes", r.Text, k.word)
 				e.Hint = fmt.Sprintf("the largest value of the forward part has %d bytes", most)
+			case "every":
+				e.Message = fmt.Sprintf("rule %q matches nothing: no list of layers for every=%s", r.Text, k.word)
+				e.Hint = "positions count in a list below what layer= names; " + x.regions()
 			default:
 				e.Hint = x.hint(k.what, k.word)
-			}
-			if k.what == "layer" && r.Every > 0 && e.Hint == "" {
-				e.Hint = "every= counts positions in a list of layers; " + x.regions()
 			}
 			return e
 		}
