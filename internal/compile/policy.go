@@ -126,7 +126,7 @@ func ComparePolicy(ctx context.Context, m *frontend.Model, opt Options) (*Compar
 		return nil, err
 	}
 	lo, hi := least.arena, same.arena
-	for range 6 {
+	for range 4 {
 		mid := lo + (hi-lo)/2
 		if mid <= least.arena || mid >= hi {
 			break

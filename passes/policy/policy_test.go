@@ -303,14 +303,14 @@ func TestP052ForceSave(t *testing.T) {
 	}
 	require.Empty(t, kept())
 	for rule, want := range map[string]string{
-		"must save op=softmax layer=layers.1":                    "layers.1.router probs",
-		"must save op=logistic layer=layers.1":                   "layers.1.router.gate2 sig",
-		"must save op=contract layer=layers.1.router":            "layers.1.router.gate logits",
-		"must save value=probs layer=layers.1":                   "layers.1.router probs",
-		"must save value=h layer=layers.0":                       "layers.0 h",
-		"must save layer=layers.0.router.gate":                   "layers.0.router.gate logits",
-		"must save layer=layers.*.gate2 every=2":                 "layers.0.router.gate2 sig",
-		"must save value=sig every=2+1":                          "layers.1.router.gate2 sig",
+		"must save op=softmax layer=layers.1":            "layers.1.router probs",
+		"must save op=logistic layer=layers.1":           "layers.1.router.gate2 sig",
+		"must save op=contract layer=layers.1.router":    "layers.1.router.gate logits",
+		"must save value=probs layer=layers.1":           "layers.1.router probs",
+		"must save value=h layer=layers.0":               "layers.0 h",
+		"must save layer=layers.0.router.gate":           "layers.0.router.gate logits",
+		"must save layer=layers.*.gate2 every=2":         "layers.0.router.gate2 sig",
+		"must save value=sig every=2+1":                  "layers.1.router.gate2 sig",
 		"must save op=tanh min_bytes=512 layer=layers.0": "layers.0 h",
 	} {
 		require.Equal(t, map[string]bool{want: true}, kept(rule), rule)

@@ -95,7 +95,7 @@ func (r *Report) Finish(pr *remat.Problem, plan *planner.Plan) {
 	}
 	before := planner.KeptAcross(pr.Problem, planner.SaveAll(pr.Problem).Order)
 	now := planner.KeptAcross(pr.Problem, plan.Order)
-	read := readAfter(pr)
+	read, under := readAfter(pr), pr.Under()
 	again := false
 	runs := make([]int, len(pr.Ops))
 	for _, i := range plan.Order {
@@ -119,6 +119,11 @@ func (r *Report) Finish(pr *remat.Problem, plan *planner.Plan) {
 		if !rule.budget() {
 			rule.KeptBytes = kept
 		}
+		if freed > 0 {
+			if n, who := instead(pr, rule.values, before, now, under); n > 0 {
+				rule.Notes = append(rule.Notes, fmt.Sprintf("computing its values again reads %d bytes that would not be kept otherwise: %s", n, who))
+			}
+		}
 		for _, why := range rule.holds {
 			rule.Notes = append(rule.Notes, fmt.Sprintf("%d of its values stay in memory: %s", rule.held[why], why))
 		}
@@ -139,6 +144,38 @@ func (r *Report) Finish(pr *remat.Problem, plan *planner.Plan) {
 	if !again {
 		r.Warnings = append(r.Warnings, "a policy was given, and nothing is computed again")
 	}
+}
+
+// instead is what is kept for backward only because computing the given values again reads it: how many
+// bytes, and some of the values.
+func instead(pr *remat.Problem, values []int, before, now []bool, under []int) (int64, string) {
+	producer := map[int]int{}
+	for i := range pr.Ops {
+		for _, v := range pr.Problem.Ops[i].Outputs {
+			producer[v] = i
+		}
+	}
+	var sum int64
+	var who []string
+	seen := map[int]bool{}
+	for _, v := range values {
+		if now[v] || !before[v] {
+			continue
+		}
+		for _, in := range pr.Problem.Ops[producer[v]].Inputs {
+			in = under[in]
+			if i, made := producer[in]; made && now[in] && !before[in] && !seen[in] {
+				seen[in] = true
+				sum += pr.Problem.Values[in].Bytes
+				name := pr.Values[in].Name
+				if n := ValueName(pr.Values[in]); n != "" {
+					name = n
+				}
+				who = append(who, fmt.Sprintf("%s %%%s", pr.Ops[i].Loc.Layer, name))
+			}
+		}
+	}
+	return sum, some(who, 3)
 }
 
 // readAfter tells which values ops of the backward part read, also through views.
