@@ -120,7 +120,7 @@ func TestInferenceHasNoTraceOfRemat(t *testing.T) {
 	}
 	_, err := compile.Plan(context.Background(), load(t, spec, true), compile.Options{Budget: compile.Budget{Min: true}, PlanSteps: sweepSteps})
 	require.NoError(t, err)
-	again, _ := binary(t, m, compile.Options{Budget: compile.Budget{Percent: 100}})
+	again, _ := binary(t, m, compile.Options{Budget: compile.Budget{Bytes: 1 << 40}})
 	assert.Equal(t, alone, again)
 }
 

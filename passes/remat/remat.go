@@ -408,6 +408,9 @@ func fusedName(op *ir.Op) string {
 	if core != "" && core != last {
 		return core + "+" + last
 	}
+	if ops := op.Regions[0].Ops; last == "" && len(ops) > 0 {
+		return ops[len(ops)-1].Name() // nothing but constants and shapes
+	}
 	return last
 }
 
