@@ -29,6 +29,8 @@ func Baselines() []Baseline {
 		{"sqrt", "keep the borders of every √n-th group (Chen et al. 2016)", (*baseline).sqrt},
 		{"save-dots", "keep the outputs of the dearest ops, as policies that save matrix products do", (*baseline).dots},
 		{"mincut-knapsack", "keep a minimum cut, and what a knapsack by cost and bytes adds (after PyTorch's partitioner)", (*baseline).knapsack},
+		{"lp-rounding", "round what a linear relaxation keeps, then compute what is missing (after Checkmate, Jain et al. 2020)", (*baseline).rounding},
+		{"rotor", "dynamic programme over a chain of stages (Beaumont et al. 2019); chains only", (*baseline).rotor},
 		{"dtr", "evict online by cost / (bytes × staleness) (Kirisame et al. 2021)", (*baseline).dtr},
 	}
 }
@@ -36,10 +38,14 @@ func Baselines() []Baseline {
 // ErrOverBudget says that a baseline has no plan within the budget.
 var ErrOverBudget = errors.New("planner: the policy has no plan within the budget")
 
+// ErrNoChain says that the problem has not the form that a baseline is for.
+var ErrNoChain = errors.New("planner: the problem is no chain of stages")
+
 // PlanBaseline returns the plan of the named policy within budget bytes (≤ 0:
 // no limit). boundary is the first op of the backward pass; -1 takes the op at
 // the peak of the save-everything plan. Policies of values hold here as well. The error wraps ErrOverBudget if the
-// policy cannot meet the budget.
+// policy cannot meet the budget, and is ErrNoChain if the policy is for chains
+// and p is none.
 func PlanBaseline(ctx context.Context, p *Problem, name string, budget int64, boundary int) (*Plan, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
@@ -56,6 +62,9 @@ func PlanBaseline(ctx context.Context, p *Problem, name string, budget int64, bo
 		b := &baseline{m: s.m, s: s}
 		b.split(boundary)
 		seq := bl.run(b, s.opt.Budget)
+		if b.err != nil {
+			return nil, b.err
+		}
 		if seq == nil {
 			return nil, fmt.Errorf("%w: %s, %d bytes", ErrOverBudget, name, budget)
 		}
@@ -75,6 +84,7 @@ func PlanBaseline(ctx context.Context, p *Problem, name string, budget int64, bo
 type baseline struct {
 	m        *model
 	s        *search
+	err      error
 	boundary int     // position in m.order of the first backward node
 	group    []int32 // by node before the boundary: index of its group
 	groups   int
@@ -231,6 +241,55 @@ func (b *baseline) knapsack(budget int64) []int32 {
 			}
 		}
 	})
+}
+
+func (b *baseline) rotor(budget int64) []int32 {
+	seq, _, ok := bestChain(b.s.sim, b.boundary, budget, 2_000_000_000)
+	if !ok {
+		b.err = ErrNoChain
+	}
+	return seq
+}
+
+// rounding keeps what a fractional solution keeps at least half of. The linear
+// programme is that of one moment, the first op of the backward pass: its
+// optimum mixes the two cuts that meet at the best price, so no general solver
+// is needed. As in Checkmate, whatever is then missing is computed just in time,
+// and the relaxation is given less than the budget until the rounded plan fits.
+func (b *baseline) rounding(budget int64) []int32 {
+	m := b.m
+	if b.boundary < 0 || b.boundary >= len(m.order) {
+		return nil
+	}
+	k := newKin(m)
+	over, under, keep := make([]bool, len(m.size)), make([]bool, len(m.size)), make([]bool, len(m.size))
+	for less := int64(0); less < 12; less++ {
+		c := newCut(m, k, m.order[b.boundary], budget-budget/20*less)
+		best := c.maximise(0, 24)
+		if !best.possible || !best.fits {
+			return nil
+		}
+		if _, ok := c.at(best.over.p); !ok {
+			return nil
+		}
+		c.kept(over)
+		if _, ok := c.at(best.under.p); !ok {
+			return nil
+		}
+		c.kept(under)
+		// over·θ + under·(1-θ) has exactly the memory that there is.
+		half := best.over.mem > best.under.mem && 2*(c.free-best.under.mem) >= best.over.mem-best.under.mem
+		for u := range keep {
+			if keep[u] = under[u]; half {
+				keep[u] = over[u]
+			}
+		}
+		seq := b.keeping(keep)
+		if peak, _, ok := b.s.sim.run(seq); seq != nil && ok && peak <= budget {
+			return seq
+		}
+	}
+	return nil
 }
 
 func (b *baseline) dtr(budget int64) []int32 {

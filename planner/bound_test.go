@@ -3,7 +3,11 @@ package planner
 import (
 	"context"
 	"errors"
+	"maps"
+	"math"
 	"math/rand/v2"
+	"os"
+	"slices"
 	"testing"
 )
 
@@ -134,5 +138,92 @@ func TestExhaustive(t *testing.T) {
 	}
 	if tight < solved {
 		t.Errorf("%d of %d plans are optimal", tight, solved)
+	}
+}
+
+// everyOrder calls f with every sequence of n ops that runs each at least once
+// and all of them at most extra times more.
+func everyOrder(n, extra int, f func(order []int)) {
+	runs := make([]int, n)
+	var order []int
+	var walk func(missing, extra int)
+	walk = func(missing, extra int) {
+		if missing == 0 {
+			f(order)
+		}
+		for i := range runs {
+			if runs[i] > 0 && extra == 0 {
+				continue
+			}
+			m, e := missing, extra
+			if runs[i] == 0 {
+				m--
+			} else {
+				e--
+			}
+			runs[i]++
+			order = append(order, i)
+			walk(m, e)
+			order = order[:len(order)-1]
+			runs[i]--
+		}
+	}
+	walk(n, extra)
+}
+
+// TestEnumerated lets Check judge every sequence with up to two recomputations
+// of small problems with everything in them: views, overwrites, optional reuse,
+// several outputs, workspaces, effects, pinned ops. At the peak of each plan the
+// bounds must hold, and a plan as cheap as the cheapest must be found.
+func TestEnumerated(t *testing.T) {
+	seeds, ops := uint64(250), 4
+	if os.Getenv("REPRISE_LONG") != "" {
+		seeds, ops = 4000, 5
+	}
+	budgets, best := 0, 0
+	for seed := uint64(0); seed < seeds; seed++ {
+		rng := rand.New(rand.NewPCG(seed, 16))
+		p := randomProblem(rng, 2+rng.IntN(ops-1))
+		cheapest := map[int64]int64{} // by peak
+		everyOrder(len(p.Ops), 2, func(order []int) {
+			rep, err := Check(p, &Plan{Order: order}, -1)
+			if err != nil {
+				return
+			}
+			if c, ok := cheapest[rep.PeakBytes]; !ok || rep.Cost < c {
+				cheapest[rep.PeakBytes] = rep.Cost
+			}
+		})
+		m := newModel(p)
+		least := int64(math.MaxInt64)
+		for _, budget := range slices.Sorted(maps.Keys(cheapest)) {
+			least = min(least, cheapest[budget])
+			lower, possible := bestCut(m, budget)
+			if !possible || m.base+lower > least {
+				t.Fatalf("seed %d budget %d: bound %d (possible %v), a plan costs %d", seed, budget, m.base+lower, possible, least)
+			}
+			budgets++
+			plan, err := Solve(t.Context(), p, Options{Budget: max(budget, 1), Steps: 1000})
+			var inf *InfeasibleError
+			if errors.As(err, &inf) {
+				if inf.LowerBoundBytes > budget {
+					t.Fatalf("seed %d: no plan is said to need less than %d bytes, one needs %d", seed, inf.LowerBoundBytes, budget)
+				}
+				continue
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if plan.LowerBound > least {
+				t.Fatalf("seed %d budget %d: the plan claims a bound of %d, a plan costs %d", seed, budget, plan.LowerBound, least)
+			}
+			if plan.Cost <= least {
+				best++
+			}
+		}
+	}
+	t.Logf("%d of %d plans cost no more than the cheapest of all sequences", best, budgets)
+	if best*100 < budgets*97 {
+		t.Errorf("%d of %d plans cost no more than the cheapest of all sequences", best, budgets)
 	}
 }

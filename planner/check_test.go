@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -116,16 +118,32 @@ func mutations() map[string]mutation {
 			return &q, &Plan{Order: append(copyOf(order), n+1, n)}, -1, RuleEffect, true
 		},
 		"output": func(rng *rand.Rand, p *Problem, order []int, rep Report) (*Problem, *Plan, int64, Rule, bool) {
-			// An output that a later op of the plan overwrites: the problem
-			// computes it again afterwards, the plan does not.
+			// In the default order v takes the place of y; the plan makes v first.
 			q := &Problem{
 				Ops: []Op{
-					{Name: "make", Det: DetExact, Outputs: []int{0}},
-					{Name: "over", Det: DetExact, Inputs: []int{0}, Outputs: []int{1}, InPlace: [][2]int{{0, 1}}},
+					{Name: "make", Det: DetExact, Outputs: []int{0, 1}},
+					{Name: "over", Det: DetExact, Inputs: []int{0}, Outputs: []int{2}, InPlace: [][2]int{{0, 2}}},
+					{Name: "view", Det: DetExact, Inputs: []int{1}, Outputs: []int{3}},
 				},
-				Values: []Value{{Name: "x", Bytes: 1, Storage: 1}, {Name: "y", Bytes: 1, Storage: 1}},
+				Values: []Value{
+					{Name: "x", Bytes: 4, Storage: 1}, {Name: "q", Bytes: 4, Offset: 4, Storage: 1},
+					{Name: "y", Bytes: 4, Storage: 1}, {Name: "v", Bytes: 4, Storage: 1, Output: true},
+				},
 			}
-			return q, &Plan{Order: []int{0, 1, 1}}, -1, RuleOverwrite, true
+			return q, &Plan{Order: []int{0, 2, 1}}, -1, RuleOutput, true
+		},
+		"overflow": func(rng *rand.Rand, p *Problem, order []int, rep Report) (*Problem, *Plan, int64, Rule, bool) {
+			// As dear as an op may be, and run again until the sum is too large.
+			q := &Problem{Ops: []Op{{Name: "dear", Cost: maxTotal, Det: DetExact, Outputs: []int{0}}}, Values: []Value{{Name: "x", Bytes: 1}}}
+			return q, &Plan{Order: make([]int, 65+rng.IntN(9))}, -1, RuleOverflow, true
+		},
+		"arena": func(rng *rand.Rand, p *Problem, order []int, rep Report) (*Problem, *Plan, int64, Rule, bool) {
+			plan := &Plan{Order: order}
+			if layout(p, plan, 0) != nil || plan.ArenaBytes == 0 || len(plan.Offsets) == 0 {
+				return nil, nil, 0, "", false
+			}
+			plan.ArenaBytes--
+			return p, plan, -1, RuleClaim, true
 		},
 		"policy": func(rng *rand.Rand, p *Problem, order []int, rep Report) (*Problem, *Plan, int64, Rule, bool) {
 			q := *p
@@ -183,6 +201,8 @@ func mutations() map[string]mutation {
 func TestCheckRejects(t *testing.T) {
 	broken := 0
 	count := map[string]int{}
+	all := mutations()
+	names := slices.Sorted(maps.Keys(all))
 	for seed := uint64(0); broken < 1500 && seed < 2000; seed++ {
 		rng := rand.New(rand.NewPCG(seed, 5))
 		p := randomProblem(rng, 2+rng.IntN(15))
@@ -198,8 +218,8 @@ func TestCheckRejects(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for name, mutate := range mutations() {
-			q, plan, budget, rule, ok := mutate(rng, p, order, rep)
+		for _, name := range names {
+			q, plan, budget, rule, ok := all[name](rng, p, order, rep)
 			if !ok {
 				continue
 			}

@@ -297,6 +297,7 @@ func (s *search) attempt() {
 	if s.exhaust() {
 		return
 	}
+	s.chain()
 	s.bound()
 	if s.done() || !s.swept.possible {
 		return
@@ -337,6 +338,32 @@ func (s *search) attempt() {
 		}
 	}
 }
+
+// chain offers the best plan of the dynamic programme, if the problem is a
+// chain that turns around where memory is fullest.
+func (s *search) chain() {
+	if s.m.n > chainLimit || s.stopped() {
+		return
+	}
+	if _, _, ok := s.sim.run(s.m.order); !ok {
+		return
+	}
+	top := 0
+	for k, b := range s.sim.mem {
+		if b > s.sim.mem[top] {
+			top = k
+		}
+	}
+	// A step is worth some thousand slots.
+	seq, work, ok := bestChain(s.sim, top, s.opt.Budget, 400*s.allowance())
+	if ok {
+		s.offer(seq, "chain")
+	}
+	s.steps += work / 4000
+}
+
+// chainLimit is how many nodes a chain may have to be looked at.
+const chainLimit = 4096
 
 // below asks greedy to stay within less than the budget: it is not monotone,
 // and may manage there.

@@ -127,7 +127,7 @@ func models(ctx context.Context, opt Options, add func(Row)) error {
 			least := -1.0
 			for _, b := range planner.Baselines() {
 				plan, err := planner.PlanBaseline(ctx, p, b.Name, budget, boundary)
-				if errors.Is(err, planner.ErrOverBudget) {
+				if errors.Is(err, planner.ErrOverBudget) || errors.Is(err, planner.ErrNoChain) {
 					continue
 				}
 				if err != nil {
