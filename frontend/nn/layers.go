@@ -175,7 +175,8 @@ func (s *Scope) Attention(q, k, v *Tensor, opts ...Opt) *Tensor {
 // CausalAttention is Attention of tokens over themselves and those before. Where at is not
 // nil, the operands are of the one token at position at (i32[]): its key and value go into
 // buffers "k" and "v" [B, T, Hk, D] of length T, and it attends to what stands there up to
-// its position. Then the result has the bits that the token's has among all.
+// its position. Then the result has the bits that the token's has among all (later keys have
+// weight 0 there, which can only show in the sign of a zero, or where they are not finite).
 func (s *Scope) CausalAttention(q, k, v *Tensor, T int64, at *Tensor, drop float64) *Tensor {
 	if at == nil {
 		return s.Attention(q, k, v, Causal(), DropProbs(drop))
