@@ -86,7 +86,7 @@ int rp_probe(rp_engine *g, bool init, int64_t pc, int threads, uint64_t seed, rp
         int started = 1;
         for (int t = 0; t < threads; t++) {
             w[t] = (prober){.p = &p, .scratch = scratch.base + (int64_t)t * RP_SCRATCH_BYTES, .state = draw(&seed)};
-            memset(w[t].scratch, (int)(w[t].state & 0xff), RP_SCRATCH_BYTES);
+            if (w[t].state % 4 == 0) memset(w[t].scratch, (int)(w[t].state >> 8 & 0xff), RP_SCRATCH_BYTES); /* otherwise zeros */
         }
         for (; started < threads; started++)
             if (pthread_create(&w[started].thread, NULL, work, &w[started]) != 0) break; /* fewer threads are a schedule too */

@@ -1,4 +1,4 @@
-package compile_test
+package once
 
 import (
 	"context"
@@ -67,7 +67,7 @@ func stateful(t testing.TB, micro int) *frontend.Model {
 // budget, in the compiled program: counters are exact, all else has the bits of the program that keeps everything.
 func TestStateOnce(t *testing.T) {
 	t.Parallel()
-	for _, micro := range []int{1, 3} {
+	for _, micro := range []int{1, 2} {
 		m := stateful(t, micro)
 		var want trace
 		var metric []byte
@@ -85,7 +85,7 @@ func TestStateOnce(t *testing.T) {
 			assert.Zero(t, p.Proof.Twice)
 			i, err := runtime.Load(lib, runtime.Options{Seed: 11, Threads: 1 + k})
 			require.NoError(t, err)
-			got := steer(t, i, m, 0, steps)
+			got := steer(t, i, m, steps)
 			assert.Equal(t, int64(steps*micro), total(t, i, "layers.0.bn.batches", 8))
 			assert.Equal(t, int64(steps*24), total(t, i, "seen", 8))
 			assert.Equal(t, int64(steps*24*2), total(t, i, "layers.1.moe.tokens", 4))
@@ -170,9 +170,7 @@ func maskNet(t testing.TB) *frontend.Model {
 func TestMasksAreNeverStored(t *testing.T) {
 	t.Parallel()
 	models := []*frontend.Model{maskNet(t)}
-	for _, spec := range []string{"builtin:mlp,in=20,hidden=37,layers=2,batch=6,dropout=0.3", "builtin:moe,layers=1,d=24,heads=2,seq=12,batch=2,vocab=30,hidden=20,experts=4,dropout=0.2"} {
-		models = append(models, load(t, spec, true))
-	}
+	models = append(models, load(t, "builtin:mlp,in=20,hidden=37,layers=2,batch=6,dropout=0.3", true))
 	for _, m := range models {
 		least, err := compile.Plan(context.Background(), m, compile.Options{Budget: compile.Budget{Min: true}, PlanSteps: sweepSteps})
 		require.NoError(t, err)

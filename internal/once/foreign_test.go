@@ -1,4 +1,4 @@
-package compile_test
+package once
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -273,7 +274,7 @@ func TestUnknownRunsOnce(t *testing.T) {
 		i, err := runtime.Load(path, runtime.Options{Seed: 11, Threads: 2})
 		require.NoError(t, err)
 		require.NoError(t, i.Count())
-		traces = append(traces, steer(t, i, m, 0, 3))
+		traces = append(traces, steer(t, i, m, 3))
 		assert.Equal(t, 3, calls(t, lib, "noisy_calls"))
 		counts, err := i.Counts()
 		require.NoError(t, err)
@@ -299,7 +300,7 @@ func TestHostEffectHappensOnce(t *testing.T) {
 	i, err := runtime.Load(path, runtime.Options{Threads: 2})
 	require.NoError(t, err)
 	defer i.Close()
-	steer(t, i, m, 0, 3)
+	steer(t, i, m, 3)
 	assert.Equal(t, 9, calls(t, lib, "host_calls"))
 }
 
@@ -338,43 +339,51 @@ func TestProbe(t *testing.T) {
 		assert.NoError(t, k.Error())
 	}
 	lib := foreignLibrary(t, t.TempDir())
-	for _, c := range []struct {
-		f    nn.Foreign
-		lies bool
+	kernels := []struct {
+		f              nn.Foreign
+		same, lies     bool
+		skipped, layer string
 	}{
-		{nn.Foreign{Symbol: "cube", Determinism: "exact", Tiles: 5}, false},
-		{nn.Foreign{Symbol: "noisy", Determinism: "exact"}, true},
-		{nn.Foreign{Symbol: "noisy"}, false},
-		{nn.Foreign{Symbol: "partial", Determinism: "exact"}, true},
-		{nn.Foreign{Symbol: "race", Determinism: "exact", Tiles: 16}, true},
-		{nn.Foreign{Symbol: "race", Determinism: "tol", Tiles: 16}, false},
-		{nn.Foreign{Symbol: "host", Determinism: "exact", Effect: "host"}, false},
-	} {
-		c.f.Library = lib
-		m := trained(t, nn.Model{Name: "probe", Loss: func(s *nn.Scope) *nn.Tensor {
-			x := s.Input("x", dtype.F32, []int64{512}, nn.Normal01)
-			x = s.Mul(x, s.Param("w", []int64{512}, nn.Normal(1)))
-			y := s.In("part").Foreign(c.f, []ir.Type{x.Type}, s.Op("stop_gradient", []*nn.Tensor{x}))[0]
-			return s.Add(s.MeanAll(s.Square(x)), s.MeanAll(s.Op("stop_gradient", []*nn.Tensor{y})))
-		}})
-		var hit *compile.Probed
-		found := probe(m, 30)
-		for i := range found {
-			if found[i].Symbol == c.f.Symbol {
-				hit = &found[i]
-			}
-		}
-		require.NotNil(t, hit, c.f.Symbol)
-		assert.Equal(t, c.lies, hit.Lies(), "%+v", hit)
-		assert.Equal(t, c.f.Symbol != "cube" && c.f.Symbol != "host", hit.Distinct > 1, "%+v", hit)
-		assert.Equal(t, c.f.Effect != "", hit.Skipped != "")
-		if c.lies {
-			e := diag.As(hit.Error())
-			assert.Equal(t, "part", e.Layer)
-			assert.Equal(t, "foreign", e.Op)
-			assert.Contains(t, e.Hint, `determinism="tol"`)
-		}
-		_, err := json.Marshal(hit)
-		require.NoError(t, err)
+		{nn.Foreign{Symbol: "cube", Determinism: "exact", Tiles: 5}, true, false, "", "cubes"},
+		{nn.Foreign{Symbol: "noisy", Determinism: "exact"}, false, true, "", "counts"},
+		{nn.Foreign{Symbol: "partial", Determinism: "exact"}, false, true, "", "rest"},
+		{nn.Foreign{Symbol: "race", Determinism: "exact", Tiles: 16}, false, true, "", "sums"},
+		{nn.Foreign{Symbol: "race", Tiles: 8}, false, false, "", "unsaid"},
+		{nn.Foreign{Symbol: "host", Determinism: "exact", Effect: "host"}, true, false, "its effect (host) happens once", "tells"},
 	}
+	m := trained(t, nn.Model{Name: "probe", Loss: func(s *nn.Scope) *nn.Tensor {
+		x := s.Input("x", dtype.F32, []int64{512}, nn.Normal01)
+		x = s.Mul(x, s.Param("w", []int64{512}, nn.Normal(1)))
+		loss := s.MeanAll(s.Square(x))
+		for _, k := range kernels {
+			k.f.Library = lib
+			y := s.In(k.layer).Foreign(k.f, []ir.Type{x.Type}, s.Op("stop_gradient", []*nn.Tensor{x}))[0]
+			loss = s.Add(loss, s.MeanAll(s.Op("stop_gradient", []*nn.Tensor{y})))
+		}
+		return loss
+	}})
+	found := probe(m, 30)
+	for _, k := range kernels {
+		i := slices.IndexFunc(found, func(p compile.Probed) bool { return p.Layer == k.layer && p.Op == "foreign" })
+		require.GreaterOrEqual(t, i, 0, k.layer)
+		hit := found[i]
+		assert.Equal(t, k.f.Symbol, hit.Symbol)
+		assert.Equal(t, lib, hit.Library)
+		assert.Equal(t, k.same, hit.Distinct == 1, "%+v", hit)
+		assert.Equal(t, k.lies, hit.Lies(), "%+v", hit)
+		assert.Equal(t, k.skipped, hit.Skipped)
+		if !k.lies {
+			assert.NoError(t, hit.Error())
+			continue
+		}
+		e := diag.As(hit.Error())
+		assert.Equal(t, "determinism", e.Code)
+		assert.Equal(t, k.layer, e.Layer)
+		assert.Equal(t, "foreign", e.Op)
+		assert.Contains(t, e.Hint, `determinism="tol"`)
+		hit.Determinism = "tol"
+		assert.NoError(t, hit.Error())
+	}
+	_, err := json.Marshal(found)
+	require.NoError(t, err)
 }
