@@ -5,6 +5,7 @@ package passes
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"reprise/internal/diag"
 	"reprise/ir"
@@ -74,6 +75,8 @@ type Options struct {
 	Only []string // names of passes to run, in the table's order; nil: all
 	// After, if set, sees the module after each pass.
 	After func(pass string, m *ir.Module)
+	// Verified, if set, is told how long each run of the verifier took.
+	Verified func(d time.Duration)
 }
 
 // Failure is a pass that failed or left a module that does not verify. Before is the text of the
@@ -89,7 +92,15 @@ func (f *Failure) Unwrap() error { return f.Err }
 
 // Run runs the passes on m, in place, and verifies after each.
 func Run(m *ir.Module, t *ir.Table, opt Options) error {
-	if err := ir.Verify(m); err != nil {
+	verify := func() error {
+		start := time.Now()
+		err := ir.Verify(m)
+		if opt.Verified != nil {
+			opt.Verified(time.Since(start))
+		}
+		return err
+	}
+	if err := verify(); err != nil {
 		return err
 	}
 	if m.Attrs.Str("stage") == "planned" {
@@ -103,7 +114,7 @@ func Run(m *ir.Module, t *ir.Table, opt Options) error {
 		before := m.Clone()
 		err := guarded(p, m, t)
 		if err == nil {
-			err = ir.Verify(m)
+			err = verify()
 		}
 		if err != nil {
 			if d := diag.As(err); d.Code != "error" && d.Code != "verify" && d.Code != "bug" {

@@ -101,7 +101,7 @@ func summary(m *frontend.Model, r compile.Report, out string) string {
 			b.WriteString("  " + line)
 		}
 	}
-	fmt.Fprintf(&b, "  planned in %.1f s, compiled in %.1f s, %d kernels\n", r.PlanSeconds, r.CompileSeconds, r.Kernels)
+	fmt.Fprintf(&b, "  planned in %.1f s, compiled in %.1f s, of which checks %.2f s; %d kernels\n", r.PlanSeconds, r.CompileSeconds, r.CheckSeconds, r.Kernels)
 	return b.String()
 }
 

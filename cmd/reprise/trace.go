@@ -17,14 +17,9 @@ type traced struct {
 	Reads  int64 `json:"reads"`
 }
 
-// runTrace compares two programs value by value; file takes the whole trace, if it is given.
-func runTrace(m *frontend.Model, planned, all trace.Side, o trace.Options, file string) (*traced, error) {
-	var f *os.File
-	if file != "" {
-		var err error
-		if f, err = os.Create(file); err != nil {
-			return nil, traceFileError(err)
-		}
+// runTrace compares two programs value by value; f takes the whole trace, if it is not nil.
+func runTrace(m *frontend.Model, planned, all trace.Side, o trace.Options, f *os.File) (*traced, error) {
+	if f != nil {
 		o.File = f
 	}
 	r, err := trace.Compare(m, planned, all, o)
@@ -40,6 +35,18 @@ func runTrace(m *frontend.Model, planned, all trace.Side, o trace.Options, file 
 		return nil, r.Divergence
 	}
 	return &traced{r.Steps, r.Values, r.Clones, r.Reads}, nil
+}
+
+// createTrace opens the file of a trace, before anything is compiled; nil for no file.
+func createTrace(name string) (*os.File, error) {
+	if name == "" {
+		return nil, nil
+	}
+	f, err := os.Create(name)
+	if err != nil {
+		return nil, traceFileError(err)
+	}
+	return f, nil
 }
 
 func traceFileError(err error) error {

@@ -73,6 +73,10 @@ first op that differs is reported with its layer, values and producers.`,
 				return err
 			}
 			beside(&opt, m)
+			file, err := createTrace(traceFile)
+			if err != nil {
+				return err
+			}
 			dir, clean, err := tempDir()
 			if err != nil {
 				return err
@@ -120,7 +124,7 @@ first op that differs is reported with its layer, values and producers.`,
 			p := trace.Side{Library: filepath.Join(dir, "planned.so"), Program: planned}
 			q := trace.Side{Library: filepath.Join(dir, "all.so"), Program: all}
 			if withTrace || traceFile != "" {
-				if v.Trace, err = runTrace(m, p, q, trace.Options{Seed: seed, Steps: steps}, traceFile); err != nil {
+				if v.Trace, err = runTrace(m, p, q, trace.Options{Seed: seed, Steps: steps}, file); err != nil {
 					return err
 				}
 			}

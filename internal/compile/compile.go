@@ -55,6 +55,8 @@ type Options struct {
 	Keep bool
 	// After sees the module after each pass.
 	After func(pass string, m *ir.Module)
+	// checks times the checks; Plan makes it.
+	checks *stopwatch
 	// Debug puts faults in, for tests of the checks.
 	Debug debug.Options
 	// Progress is told what is being done.
@@ -74,6 +76,7 @@ type Program struct {
 	Runs       []Run      // of the ops of the step, once the code is made
 	Proof      *Proof     // what ProveOnce counted
 	debug      debug.Options
+	checks     *stopwatch
 	planned    *planned
 	libraryDir string
 	*Explanation
@@ -85,7 +88,7 @@ func Prepare(m *ir.Module, opt Options) (*ir.Module, error) {
 	if mod.Func("step") == nil {
 		return nil, diag.Errorf("model", "module %q has no function @step", m.Name)
 	}
-	if err := passes.Run(mod, ops.Table(), passes.Options{After: opt.After}); err != nil {
+	if err := passes.Run(mod, ops.Table(), passes.Options{After: opt.After, Verified: opt.checks.add}); err != nil {
 		return nil, err
 	}
 	// What @init reads is handed over as @step's parameters are.
@@ -101,7 +104,7 @@ func Prepare(m *ir.Module, opt Options) (*ir.Module, error) {
 		return nil, err
 	}
 	step.Renumber()
-	return mod, ir.Verify(mod)
+	return mod, opt.checks.time(func() error { return ir.Verify(mod) })
 }
 
 // Plan plans a model and lays it out, without code.
@@ -114,6 +117,7 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 	if say == nil {
 		say = func(string) {}
 	}
+	opt.checks = &stopwatch{}
 	say("passes")
 	grouped, err := Prepare(m.Module, opt)
 	if err != nil {
@@ -198,13 +202,15 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 		return nil, err
 	}
 	if !opt.Debug.Unproven {
-		if err := p.ProveOnce(); err != nil {
+		if err := opt.checks.time(p.ProveOnce); err != nil {
 			return nil, err
 		}
 	}
+	p.checks = opt.checks
 	p.Explanation = explain(chosen, limit)
 	p.Report = newReport(m, target, limit, chosen, all, least, p.Explanation)
 	p.Report.PlanSeconds = time.Since(start).Seconds()
+	p.Report.CheckSeconds = p.checks.total.Seconds()
 	if !restricted {
 		p.Report.Policy = said
 	}
@@ -236,7 +242,7 @@ func Compile(ctx context.Context, m *frontend.Model, opt Options) (*Program, err
 		return nil, err
 	}
 	if !p.debug.Unproven {
-		if err := sameKernels(x.Step, p.Runs); err != nil {
+		if err := p.checks.time(func() error { return sameKernels(x.Step, p.Runs) }); err != nil {
 			return nil, err
 		}
 		if err := p.WrittenOnce(x); err != nil {
@@ -255,6 +261,7 @@ func Compile(ctx context.Context, m *frontend.Model, opt Options) (*Program, err
 		return nil, fmt.Errorf("BUG: the programs take %d bytes of arena, %d were promised", x.ArenaBytes, p.Report.ArenaBytes)
 	}
 	p.Report.CompileSeconds = time.Since(start).Seconds()
+	p.Report.CheckSeconds = p.checks.total.Seconds()
 	info, err := json.Marshal(p.Report.stable())
 	if err != nil {
 		return nil, err

@@ -44,6 +44,7 @@ type planning struct {
 	policy         *policy.Policy
 	alone          bool // the policy decides without a budget
 	allowUnmatched bool
+	checks         *stopwatch
 }
 
 // stated is a planning problem with what the policy said of it.
@@ -58,7 +59,7 @@ func newPlanning(ctx context.Context, module *ir.Module, t cpu.Target, o Options
 	if steps == 0 && o.TimeLimit == 0 {
 		steps = planSteps
 	}
-	return &planning{ctx: ctx, module: module, costs: newCosts(t), policy: o.Policy, alone: o.Budget == Budget{}, allowUnmatched: o.AllowUnmatched,
+	return &planning{ctx: ctx, checks: o.checks, module: module, costs: newCosts(t), policy: o.Policy, alone: o.Budget == Budget{}, allowUnmatched: o.AllowUnmatched,
 		allow: o.AllowRecompute,
 		opt:   planner.Options{TimeLimit: o.TimeLimit, Steps: steps, Threads: runtime.GOMAXPROCS(0), Gap: planGap}}
 }
@@ -88,7 +89,7 @@ func (p *planning) realise(plan *planner.Plan) (*planned, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := planner.Check(pr.Problem.Problem, plan, -1); err != nil {
+	if err := p.checks.time(func() error { _, err := planner.Check(pr.Problem.Problem, plan, -1); return err }); err != nil {
 		return nil, fmt.Errorf("BUG: the plan does not pass the check: %w", err)
 	}
 	f := pr.Func
@@ -97,7 +98,7 @@ func (p *planning) realise(plan *planner.Plan) (*planned, error) {
 		out.rules.Finish(pr.Problem, plan)
 	}
 	out.applied = pr.Apply(plan)
-	if err := ir.Verify(f.Module); err != nil {
+	if err := p.checks.time(func() error { return ir.Verify(f.Module) }); err != nil {
 		return nil, fmt.Errorf("BUG: after applying the plan: %w", err)
 	}
 	out.low = lowerings(out.applied.Lowered)

@@ -42,6 +42,7 @@ type Report struct {
 	PeakLayer         string  `json:"peak_layer"`
 	PlanSeconds       float64 `json:"plan_seconds"`
 	CompileSeconds    float64 `json:"compile_seconds"`
+	CheckSeconds      float64 `json:"check_seconds"` // of these, what the checks of every compilation took
 	BinaryBytes       int64   `json:"binary_bytes,omitempty"`
 	// RecomputeAllowed are the layers that were opted out of pinning, NoCostModel the foreign kernels
 	// that declare no cost; Warnings say so in sentences.
@@ -56,7 +57,7 @@ type Report struct {
 
 // stable is the report without what differs between two runs, for the binary itself.
 func (r Report) stable() Report {
-	r.PlanSeconds, r.CompileSeconds, r.BinaryBytes, r.BinarySHA256 = 0, 0, 0, ""
+	r.PlanSeconds, r.CompileSeconds, r.CheckSeconds, r.BinaryBytes, r.BinarySHA256 = 0, 0, 0, 0, ""
 	r.BudgetBytes = min(r.BudgetBytes, r.SaveAllPeakBytes) // a budget with room to spare leaves no trace
 	if r.Policy != nil && !r.Policy.Active() {
 		r.Policy = nil // an inference program has no trace of a policy
