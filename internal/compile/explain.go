@@ -465,7 +465,10 @@ func (x *explainer) whyKept(v *ir.Value, r *ValueReport) string {
 	}
 	r.RecomputeNs = ns
 	cost := fmt.Sprintf("computing it again there would take %s", Time(ns))
-	if ops > 1 {
+	switch {
+	case ops == farBack:
+		cost = fmt.Sprintf("computing it again there would take more than %s (the last %d ops of a long chain)", Time(ns), ops)
+	case ops > 1:
 		cost += fmt.Sprintf(" (%d ops)", ops)
 	}
 	full := pos // the fullest moment of its life
@@ -482,6 +485,9 @@ func (x *explainer) whyKept(v *ir.Value, r *ValueReport) string {
 	}
 	return fmt.Sprintf("%s: %s, and what was given up already brings the peak within the budget", keeps, cost)
 }
+
+// farBack is how many ops onceMore looks at: for every value of a long chain, all of it would be too many.
+const farBack = 200
 
 // onceMore is what one more run of v for a reader at position at would take: the ops, and their time, that are
 // needed from what is in memory there. wall is a pinned value that would be in the way.
@@ -505,7 +511,9 @@ func (x *explainer) onceMore(v *ir.Value, at int) (ns int64, ops int, wall *ir.V
 		}
 		if !lower.IsView(op) {
 			ns += po.Cost
-			ops++
+			if ops++; ops == farBack {
+				return ns, ops, nil
+			}
 		}
 		for _, u := range po.Inputs {
 			if o := x.p.problem.Values[u]; o.Op != nil && !x.present(o, at) {

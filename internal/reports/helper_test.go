@@ -144,7 +144,7 @@ func tryCompile(t testing.TB, m *frontend.Model, o compile.Options) (*compile.Pr
 	require.NoError(t, err)
 	key, plain := "", o.AllowRecompute == nil
 	if plain {
-		key = fmt.Sprintf("%s %v %v %s", o.Target, o.Budget, policyText(o.Policy), m.Module)
+		key = fmt.Sprintf("%s %v %q %s", o.Target, o.Budget, policyText(o.Policy), m.Module)
 	}
 	w.mu.Lock()
 	old, ok := w.made[key]
@@ -164,11 +164,14 @@ func tryCompile(t testing.TB, m *frontend.Model, o compile.Options) (*compile.Pr
 	return p, lib, err
 }
 
-func policyText(p *policy.Policy) any {
-	if p == nil {
-		return nil
+func policyText(p *policy.Policy) string {
+	text := ""
+	if p != nil {
+		for _, l := range p.Lines() {
+			text += l.Text + "\n"
+		}
 	}
-	return p.Lines()
+	return text
 }
 
 // under is a run under a named policy ("": none) with more lines.
@@ -422,28 +425,14 @@ func (o *outcome) clones() []*ir.Op {
 // backward reports whether an op was made by differentiation.
 func backward(op *ir.Op) bool { return slices.Contains(op.Loc.Prov, "vjp") }
 
-// saved are the values that the forward program keeps for the backward one: made by an original, read by an
-// op of the derivative or after the first of them.
+// saved are the values that the forward program keeps for the backward one.
 func (o *outcome) saved() []*ir.Value {
-	ops := o.p.Step.Func("step").Body.Ops
-	first := slices.IndexFunc(ops, backward)
-	seen := map[*ir.Value]bool{}
+	g := o.p.Graph()
 	var out []*ir.Value
-	for i, op := range ops {
-		if i < first {
-			continue
-		}
-		for _, v := range op.Operands {
-			for v.Op != nil && lower.IsView(v.Op) {
-				v = v.Op.Operands[v.Index]
-			}
-			if v.Op == nil || lower.IsConstant(v.Op) || backward(v.Op) || v.Op.Remat != nil || seen[v] {
-				continue
-			}
-			if slices.Index(ops, v.Op) < first {
-				seen[v] = true
-				out = append(out, v)
-			}
+	for i, kept := range planner.KeptAcross(g.Problem, o.p.Plan().Order) {
+		v := g.Values[i]
+		if kept && v.Op != nil && !lower.IsConstant(v.Op) && !lower.IsView(v.Op) && !backward(v.Op) {
+			out = append(out, v)
 		}
 	}
 	return out

@@ -3,6 +3,7 @@
 package remat
 
 import (
+	"container/heap"
 	"fmt"
 	"slices"
 
@@ -335,24 +336,44 @@ func (p *Problem) setOrder(users map[*ir.Op][]*ir.Op, opIndex map[*ir.Op]int) {
 			waits[opIndex[u]]++
 		}
 	}
-	var order []int
-	done := make([]bool, len(p.Ops))
-	moved := false
-	for len(order) < len(p.Ops) {
-		next := slices.IndexFunc(p.Ops, func(op *ir.Op) bool { return !done[opIndex[op]] && waits[opIndex[op]] == 0 })
-		if next < 0 {
-			panic("BUG: updates in place wait for each other")
+	ready := &firstOf{}
+	for i, n := range waits {
+		if n == 0 {
+			heap.Push(ready, i)
 		}
+	}
+	var order []int
+	moved := false
+	for ready.Len() > 0 {
+		next := heap.Pop(ready).(int)
 		moved = moved || next != len(order)
-		done[next] = true
 		order = append(order, next)
 		for _, u := range users[p.Ops[next]] {
-			waits[opIndex[u]]--
+			i := opIndex[u]
+			if waits[i]--; waits[i] == 0 {
+				heap.Push(ready, i)
+			}
 		}
+	}
+	if len(order) < len(p.Ops) {
+		panic("BUG: updates in place wait for each other")
 	}
 	if moved {
 		p.Problem.Order = order
 	}
+}
+
+// firstOf is a heap of op indices.
+type firstOf []int
+
+func (h firstOf) Len() int           { return len(h) }
+func (h firstOf) Less(i, j int) bool { return h[i] < h[j] }
+func (h firstOf) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *firstOf) Push(x any)        { *h = append(*h, x.(int)) }
+func (h *firstOf) Pop() any {
+	x := (*h)[len(*h)-1]
+	*h = (*h)[:len(*h)-1]
+	return x
 }
 
 // readsBeside: op reads the operand of pair through a view as well, at places of its own.
