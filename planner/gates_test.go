@@ -130,6 +130,24 @@ func TestGatesOfMicroBatches(t *testing.T) {
 	require.ErrorContains(t, err, "gate 1 is op 50; there are ops 0 to 6")
 }
 
+// TestGatesWithLink: where values can be moved to the host, musts of both kinds hold, at every budget.
+func TestGatesWithLink(t *testing.T) {
+	p := chainStep(6)
+	p.Offload = &Offload{BytesPerNsOut: 4, BytesPerNsIn: 4, HostBytes: 1 << 20}
+	p.Values[value(t, p, "a1")].Policy = MustRecompute
+	p.Values[value(t, p, "a2")].Policy = MustOffload
+	for _, b := range []int64{0, 48, 40} {
+		plan, err := Solve(context.Background(), p, Options{Budget: b, Steps: 20_000})
+		require.NoError(t, err)
+		rep, err := Check(p, plan, -1)
+		require.NoError(t, err)
+		require.Equal(t, 1, rep.Recomputed)
+		if b > 0 {
+			require.LessOrEqual(t, rep.PeakBytes, b)
+		}
+	}
+}
+
 // TestMustRecomputeOfWhatRunsOnce is refused with both names.
 func TestMustRecomputeOfWhatRunsOnce(t *testing.T) {
 	p := chainStep(3)
