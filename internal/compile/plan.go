@@ -146,7 +146,7 @@ func (p *planning) smallest() (*planned, error) {
 	}
 	plan, err := planner.MinBudgetOptions(p.ctx, pr.Problem.Problem, p.opt)
 	if err != nil {
-		return nil, err
+		return nil, p.contradiction(pr, err)
 	}
 	return p.realise(plan)
 }
@@ -172,7 +172,7 @@ func (p *planning) within(budget int64) (*planned, *planner.InfeasibleError, err
 			return nil, inf, nil
 		}
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, p.contradiction(pr, err)
 		}
 		if first == nil {
 			first = plan

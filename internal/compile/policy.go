@@ -2,6 +2,7 @@ package compile
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"reprise/codegen/cpu"
@@ -21,6 +22,22 @@ func (p *planning) restrict(pr *remat.Problem) (*policy.Report, error) {
 	return p.policy.Apply(pr, policy.Options{Alone: p.alone, AllowUnmatched: p.allowUnmatched})
 }
 
+// contradiction is the planner's refusal of what the policy made of a problem, in the policy's terms.
+func (p *planning) contradiction(pr *stated, err error) error {
+	var pe *planner.ProblemError
+	if pr.rules == nil || !errors.As(err, &pe) {
+		return err
+	}
+	e := diag.Errorf("policy", "no plan obeys the policy: %s", pe.Msg).
+		WithHint("lines with a say in it: %s", pr.rules.Says())
+	if pe.Value >= 0 {
+		if op := pr.Values[pe.Value].Op; op != nil {
+			e.Layer, e.Op = op.Loc.Layer, remat.Kind(op)
+		}
+	}
+	return e
+}
+
 // allows reports whether a layer is opted out of pinning.
 func (p *planning) allows(layer string) bool {
 	return p.allow != nil && p.allow(layer) || p.policy.MayRecompute(layer)
@@ -35,11 +52,14 @@ func (p *planning) free() *planning {
 
 // restricts reports whether a policy has a say in the program, and what the policy says of it.
 func (p *planning) restricts() (bool, *policy.Report, error) {
+	if p.policy == nil {
+		return false, nil, nil
+	}
 	pr, err := p.problem()
 	if err != nil {
 		return false, nil, err
 	}
-	return p.policy != nil && len(pr.Problem.Problem.Gates) > 0, pr.rules, nil
+	return len(pr.Problem.Problem.Gates) > 0, pr.rules, nil
 }
 
 // obeying is the program that the policy means by itself, without a budget.
@@ -50,7 +70,7 @@ func (p *planning) obeying() (*planned, error) {
 	}
 	plan, err := planner.Obey(pr.Problem.Problem)
 	if err != nil {
-		return nil, err
+		return nil, p.contradiction(pr, err)
 	}
 	return p.realise(plan)
 }
