@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"strconv"
 
 	"reprise/ir/dtype"
 	"reprise/ir/kern/scalar"
@@ -128,7 +129,11 @@ func index(i int64, shape []int64) []int64 {
 func element(d dtype.Type, x uint64) string {
 	switch {
 	case d.IsFloat():
-		return fmt.Sprintf("%v (0x%0*x)", number(d, x), int(2*d.Size()), x)
+		precision := 32 // the shortest text that is this number and no other of its type
+		if d == dtype.F64 {
+			precision = 64
+		}
+		return fmt.Sprintf("%s (0x%0*x)", strconv.FormatFloat(number(d, x), 'g', -1, precision), int(2*d.Size()), x)
 	case d == dtype.Bool:
 		return fmt.Sprint(x != 0)
 	case d.IsSigned():

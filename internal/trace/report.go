@@ -193,7 +193,7 @@ func (c *comparison) overwritten(run, i int, origin *ir.Value) *Divergence {
 		in := &x.insts[x.past[n]]
 		for _, a := range in.Args {
 			if a.Write && !a.Const && a.Offset < hi && lo < a.Offset+a.Bytes {
-				who := "a copy of state"
+				who := "no op (" + in.Layer + ")"
 				if in.Run > 0 {
 					who = x.runs[in.Run-1].Name
 				}
