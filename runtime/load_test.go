@@ -310,7 +310,7 @@ func TestExports(t *testing.T) {
 	}
 	slices.Sort(names)
 	require.Equal(t, []string{"reprise_arena_bytes", "reprise_bind", "reprise_count", "reprise_counts", "reprise_create", "reprise_describe",
-		"reprise_destroy", "reprise_get_step", "reprise_load", "reprise_read", "reprise_reset", "reprise_save", "reprise_set_step",
+		"reprise_destroy", "reprise_get_step", "reprise_load", "reprise_probe", "reprise_read", "reprise_reset", "reprise_save", "reprise_set_step",
 		"reprise_state_sha256", "reprise_step", "reprise_step_begin", "reprise_step_next", "reprise_write"}, names)
 	for _, s := range f.Sections {
 		if s.Name == ".data" || s.Name == ".bss" {

@@ -170,6 +170,7 @@ func attentionAtRow() *ir.OpDef {
 	shape := attentionConstraints(4)
 	d := checked(&ir.OpDef{
 		Name: "attention_at", Family: "attention",
+		Routes:   routes(3),
 		Doc:      "Causal `attention` whose first query has `first` keys before it: query i sees key j where j ≤ i + first (cut to 0 … Tk - Tq). It reads a cache that is not full yet; the arithmetic is that of `attention`.",
 		Operands: []string{"q", "k", "v", "first"}, Results: []string{"out", "lse"},
 		Attrs: []ir.AttrDef{{Name: "scale", Kind: "float", Default: 0.0, Doc: "factor of the scores; 0: 1/√D"}},

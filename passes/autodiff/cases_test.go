@@ -199,6 +199,11 @@ func gradCases(r *rand.Rand) []gradCase {
 		build: func(b B, x []V) []V {
 			return b.Multi("attention", x, nil, ir.A("p", 0.25), ir.A("rng", 9)).Results[:1]
 		}})
+	cs = append(cs, gradCase{name: "attention_at", params: ps(f32p(1, 2, 2, 2), f32p(1, 5, 2, 2), f32p(1, 5, 2, 2)), tol: 3e-2, wideOnly: true,
+		build: func(b B, x []V) []V {
+			at := b.Op("constant", nil, ir.A("value", tensor.Of([]int32{2}).Reshaped()))
+			return b.Multi("attention_at", append(x, at), nil).Results[:1]
+		}})
 	scalar := f64p(0.01, 0.1)
 	step := param{t: ir.T(dtype.I64), lo: 0, hi: 5}
 	v := func() param { return f64p(0.5, 1, 4) }
