@@ -142,7 +142,7 @@ func tryCompile(t testing.TB, m *frontend.Model, o compile.Options) (*compile.Pr
 	t.Helper()
 	w, err := shared()
 	require.NoError(t, err)
-	key, plain := "", o.AllowRecompute == nil
+	key, plain := "", o.AllowRecompute == nil && len(o.Debug.Faults) == 0
 	if plain {
 		key = fmt.Sprintf("%s %v %q %s", o.Target, o.Budget, policyText(o.Policy), m.Module)
 	}
