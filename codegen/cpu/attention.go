@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"errors"
 	"fmt"
 	"math"
 
@@ -50,19 +51,19 @@ func EmitAttention(m *ir.Module, a *kern.Attention, t Target) ([]Launch, error) 
 func emitAttention(m *ir.Module, a *kern.Attention, t Target, symbol string) (f *ir.Func, tiles int64, err error) {
 	switch {
 	case a.Dim > AttentionMaxDim:
-		return nil, 0, fmt.Errorf("attention %s: head dimension %d is beyond %d", a.Name, a.Dim, AttentionMaxDim)
+		return nil, 0, fmt.Errorf("head dimension %d is beyond %d: take more heads", a.Dim, AttentionMaxDim)
 	case a.Heads%a.KVHeads != 0:
-		return nil, 0, fmt.Errorf("attention %s: %d heads are no multiple of %d key-value heads", a.Name, a.Heads, a.KVHeads)
+		return nil, 0, fmt.Errorf("%d heads are no multiple of %d key-value heads", a.Heads, a.KVHeads)
 	case a.Dropout < 0 || a.Dropout >= 1:
-		return nil, 0, fmt.Errorf("attention %s: dropout %v is not in [0, 1)", a.Name, a.Dropout)
+		return nil, 0, fmt.Errorf("dropout %v is not in [0, 1)", a.Dropout)
 	case a.DType != dtype.F32 && a.DType != dtype.F16 && a.DType != dtype.BF16:
-		return nil, 0, fmt.Errorf("attention %s: element type %s", a.Name, a.DType)
+		return nil, 0, fmt.Errorf("element type %s", a.DType)
 	case a.Placed && (!a.Causal || a.Backward):
-		return nil, 0, fmt.Errorf("attention %s: a place is for causal attention forward", a.Name)
+		return nil, 0, errors.New("a place is for causal attention forward")
 	case a.DType != dtype.F32 && a.Dim > AttentionMaxDim/2:
-		return nil, 0, fmt.Errorf("attention %s: head dimension %d of %s is beyond %d", a.Name, a.Dim, a.DType, AttentionMaxDim/2)
+		return nil, 0, fmt.Errorf("head dimension %d of %s is beyond %d: take more heads, or f32", a.Dim, a.DType, AttentionMaxDim/2)
 	case a.Causal && a.Tq > a.Tk:
-		return nil, 0, fmt.Errorf("attention %s: causal with more queries (%d) than keys (%d)", a.Name, a.Tq, a.Tk)
+		return nil, 0, fmt.Errorf("causal with more queries (%d) than keys (%d)", a.Tq, a.Tk)
 	}
 	g := attentionGen{Attention: a, m: m, t: t, symbol: symbol,
 		group: a.Heads / a.KVHeads, qs: a.Heads * a.Dim, ks: a.KVHeads * a.Dim,

@@ -22,7 +22,7 @@ import (
 // small are the builtin models at sizes that compile and run in a blink, with odd shapes, dropout and
 // state wherever the model has them.
 func small() []string {
-	return []string{
+	specs := []string{
 		"builtin:mlp,in=20,hidden=37,layers=2,batch=6,dropout=0.3",
 		"builtin:gpt,layers=2,d=32,heads=2,seq=24,batch=2,vocab=40",
 		"builtin:llama,layers=2,d=32,heads=4,kv_heads=2,seq=16,batch=2,vocab=33",
@@ -31,6 +31,14 @@ func small() []string {
 		"builtin:lstm,batch=3,seq=5,d=24,vocab=30",
 		"builtin:moe,layers=2,d=24,heads=2,seq=12,batch=2,vocab=30,hidden=20,experts=4",
 	}
+	if long() { // by default internal/models has them
+		specs = append(specs,
+			"builtin:qwen,layers=2,d=32,heads=4,kv_heads=2,hidden=44,seq=20,batch=2,vocab=33",
+			"builtin:llama4,layers=2,d=32,heads=4,kv_heads=2,hidden=20,experts=4,nope_every=2,seq=12,batch=2,vocab=30",
+			"builtin:mixtral,layers=2,d=32,heads=4,kv_heads=2,hidden=20,experts=4,seq=12,batch=2,vocab=30",
+			"builtin:gpt,layers=2,d=32,heads=2,seq=24,batch=2,vocab=40,dtype=bf16,ema=0.9,micro=2")
+	}
+	return specs
 }
 
 func long() bool { return os.Getenv("REPRISE_LONG") != "" }

@@ -198,10 +198,15 @@ func (s *sim) launch(in exe.Inst, lo, hi int64) error {
 		return nil
 	}
 	a := l.Attention
-	in32 := func(i int) []float32 { return load(bufs[i]) }
+	in32 := func(i int) []float32 { return widened(a.DType, bufs[i]) }
 	n := 3
 	if a.Backward {
 		n = 6
+	}
+	before := a.Tk - a.Tq
+	if a.Placed {
+		before = min(max(int64(int32(binary.LittleEndian.Uint32(bufs[n]))), 0), before)
+		n++
 	}
 	var key [16]byte
 	out := bufs[n:]
@@ -210,16 +215,46 @@ func (s *sim) launch(in exe.Inst, lo, hi int64) error {
 		out = bufs[n+1:]
 	}
 	if a.Backward {
-		dq, dk, dv := attnref.Backward(a, in32(0), in32(1), in32(2), in32(3), in32(4), in32(5), &key)
+		dq, dk, dv := attnref.Backward(a, in32(0), in32(1), in32(2), in32(3), load(bufs[4]), in32(5), &key)
 		store(out[0], dq)
 		store(out[1], dk)
 		store(out[2], dv)
 		return nil
 	}
-	o, lse := attnref.Forward(a, in32(0), in32(1), in32(2), &key)
-	store(out[0], o)
+	o, lse := attnref.ForwardAt(a, before, in32(0), in32(1), in32(2), &key)
+	narrowed(a.DType, out[0], o)
 	store(out[1], lse)
 	return nil
+}
+
+// widened is a buffer of f32, f16 or bf16 as f32.
+func widened(d dtype.Type, b []byte) []float32 {
+	x := make([]float32, int64(len(b))/d.Size())
+	for i := range x {
+		switch d {
+		case dtype.BF16:
+			x[i] = scalar.FromBF16(binary.LittleEndian.Uint16(b[2*i:]))
+		case dtype.F16:
+			x[i] = scalar.FromF16(binary.LittleEndian.Uint16(b[2*i:]))
+		default:
+			x[i] = math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
+		}
+	}
+	return x
+}
+
+// narrowed rounds x into a buffer of f32, f16 or bf16.
+func narrowed(d dtype.Type, b []byte, x []float32) {
+	for i, v := range x {
+		switch d {
+		case dtype.BF16:
+			binary.LittleEndian.PutUint16(b[2*i:], scalar.BF16(v))
+		case dtype.F16:
+			binary.LittleEndian.PutUint16(b[2*i:], scalar.F16(v))
+		default:
+			binary.LittleEndian.PutUint32(b[4*i:], math.Float32bits(v))
+		}
+	}
 }
 
 // apart checks that what a launch writes lies apart from what it reads, or exactly on it. The operands
@@ -244,19 +279,9 @@ func apart(l lower.Launch, args []exe.Arg) error {
 	return nil
 }
 
-func load(b []byte) []float32 {
-	x := make([]float32, len(b)/4)
-	for i := range x {
-		x[i] = math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
-	}
-	return x
-}
+func load(b []byte) []float32 { return widened(dtype.F32, b) }
 
-func store(b []byte, x []float32) {
-	for i, v := range x {
-		binary.LittleEndian.PutUint32(b[4*i:], math.Float32bits(v))
-	}
-}
+func store(b []byte, x []float32) { narrowed(dtype.F32, b, x) }
 
 // flat lists the offsets that a list of axes walks, the last fastest.
 func flat(axes []kern.Axis, stride func(a kern.Axis) int64) []int64 {

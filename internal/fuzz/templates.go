@@ -607,7 +607,8 @@ func (g *grower) attended() {
 	if b*h*tq*tk*d > 4*g.work {
 		giveUp()
 	}
-	q, k, v := g.of(ir.T(dtype.F32, b, tq, h, d)), g.of(ir.T(dtype.F32, b, tk, hk, d)), g.of(ir.T(dtype.F32, b, tk, hk, d))
+	t := []dtype.Type{dtype.F32, dtype.F32, dtype.BF16, dtype.F16}[g.r.IntN(4)]
+	q, k, v := g.of(ir.T(t, b, tq, h, d)), g.of(ir.T(t, b, tk, hk, d)), g.of(ir.T(t, b, tk, hk, d))
 	args := []*ir.Value{q, k, v}
 	attrs := []ir.Attr{ir.A("causal", g.chance(50))}
 	if g.key != nil && g.chance(40) {
