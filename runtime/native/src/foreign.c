@@ -39,7 +39,8 @@ static int load(void **handle, const rp_model *m, const rp_foreign *f, rp_error 
         if (first[0] == 0) snprintf(first, sizeof first, "%s", dlerror());
     }
     return rp_fail(e, REPRISE_FOREIGN, f->library[0] == '/' ? "the model names the library by this path" : "put it beside the program, or name it by an absolute path",
-                   "layer %s: foreign kernel \"%s\": cannot load its library: %s", f->layer, f->symbol, first);
+                   "layer %s: foreign kernel \"%s\": cannot load its library: %s%s%s", f->layer, f->symbol, first,
+                   f->library[0] != '/' && m->library_dir[0] != 0 ? "; nor from " : "", f->library[0] != '/' ? m->library_dir : "");
 }
 
 static void close_all(void **handles, int n) {
