@@ -40,12 +40,12 @@ func TestVerifyTrace(t *testing.T) {
 
 // TestDivergenceIsReported: as a message of few lines, and in the JSON document with all that is known.
 func TestDivergenceIsReported(t *testing.T) {
-	d := &trace.Divergence{Kind: trace.KindClone, Step: 2, Position: 31, Op: 7, ID: 12, Clone: 1, Layer: "layers.2.attn", Kernel: "attention", Value: "result 0",
+	d := &trace.Divergence{Kind: trace.KindClone, Step: 2, Position: 31, Op: 7, ID: 12, Clone: 1, Layer: "layers.2.attn", File: "moe.py", Line: 12, Kernel: "attention", Value: "result 0",
 		DType: "f32", Shape: "[2,8]", PlannedHash: "00000000000000aa", OtherHash: "00000000000000bb", FirstHash: "00000000000000bb", Planned: 4, Executed: 4,
 		Chain: []trace.Link{{Value: "layers.2.attn.q:contract", Type: "f32[2,8]", Fate: "saved at position 12", Same: true}}}
 	var out, err bytes.Buffer
 	(&app{out: &out, err: &err}).report(d)
-	for _, want := range []string{"layer layers.2.attn: attention: recomputation 1 is the first op", "planned 00000000000000aa, keeping everything 00000000000000bb", "layers.2.attn.q:contract f32[2,8], saved at position 12"} {
+	for _, want := range []string{"moe.py:12: layer layers.2.attn: attention: recomputation 1 is the first op", "planned 00000000000000aa, keeping everything 00000000000000bb", "layers.2.attn.q:contract f32[2,8], saved at position 12"} {
 		assert.Contains(t, err.String(), want)
 	}
 	(&app{out: &out, err: &err, json: true}).report(d)

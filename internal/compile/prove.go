@@ -50,7 +50,7 @@ type Count struct {
 //
 //	P1 what is pinned (an effect, an order that is not fixed, a decision) runs once
 //	P2 what happened before planning happens still, and effects of a kind in the same order
-//	P3 every op computes what some op computed before planning: from the same values, with the same
+//	P3 every op and every clone computes what the op of its id did before planning: from the same values, with the same
 //	   attributes, kernel variant and random op id; so every use of what is pinned reads its only result
 //	P4 every result, a state's new value included, is what it was before planning
 //	P5 two random ops that are no copies of each other have different op ids

@@ -229,7 +229,7 @@ func TestFaultsAreFoundAndNamed(t *testing.T) {
 		require.Positive(t, d.Planned)
 		require.Equal(t, d.Planned, d.Executed)
 	})
-	t.Run("a clone draws other random numbers", func(t *testing.T) {
+	t.Run("P010 a clone draws other random numbers", func(t *testing.T) {
 		r := s.recomputed(t, "", func(r *compile.Run) bool { return has(r, "dropout") })
 		f := debug.Fault{Kind: debug.Reseed, ID: r.ID, Clone: r.Clone}
 		s.structural(t, r, "pinned", f)
