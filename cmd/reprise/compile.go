@@ -114,7 +114,7 @@ func planLines(r compile.Report) string {
 		fmt.Fprintf(&b, "; the least found is %s (%d bytes)", compile.Bytes(r.MinBudgetBytes), r.MinBudgetBytes)
 	}
 	fmt.Fprintf(&b, "\nmost is in memory at %s\n", peakPlace(r))
-	fmt.Fprintf(&b, "recomputed %d of %d ops, %s or %.2f %% more time expected; no plan in these bytes can do with less than %.2f %% (%s)\n",
+	fmt.Fprintf(&b, "recomputed %d of %d ops, %s or %.2f %% more time expected; no plan of these kernels in these bytes can do with less than %.2f %% (%s)\n",
 		r.Recomputed, r.Ops, compile.Time(r.RecomputeNs), 100*r.Overhead, 100*(r.Overhead-r.Gap), r.Proof)
 	return b.String()
 }

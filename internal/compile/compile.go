@@ -125,7 +125,7 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 	}
 	say("plan")
 	start := time.Now()
-	pl := newPlanning(ctx, grouped, target, opt)
+	pl := newPlanning(ctx, grouped, opt)
 	if pl.init, err = initBytes(grouped); err != nil {
 		return nil, err
 	}
@@ -166,7 +166,9 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 		if found, _, err := pl.within(limit); err != nil {
 			return nil, err
 		} else if found != nil {
-			setBound(least.plan, found.plan.LowerBound, found.plan.Proof)
+			if found.variant == least.variant {
+				setBound(least.plan, found.plan.LowerBound, found.plan.Proof)
+			}
 			if found.plan.Cost <= least.plan.Cost {
 				chosen = found
 			}
@@ -183,7 +185,11 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 				}
 			}
 			if least.arena > limit {
-				return nil, unmeetable(limit, least, inf).compared(pl, restricted)
+				floor, err := pl.floor(limit, inf)
+				if err != nil {
+					return nil, err
+				}
+				return nil, unmeetable(limit, least, floor).compared(pl, restricted)
 			}
 			found = least
 		}

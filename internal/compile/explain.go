@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"reprise/ir"
 	"reprise/passes/buffer"
@@ -67,6 +68,7 @@ const (
 	FateInPlace    = "in-place"   // written over something that nothing reads any more
 	FateView       = "view"       // another shape of the same memory
 	FateConstant   = "constant"   // stands in the program
+	FateFused      = "fused"      // never in memory: its readers compute it while they read
 )
 
 // ValueReport says what became of a value and why.
@@ -97,9 +99,10 @@ type explainer struct {
 	p       *planned
 	limit   int64
 	names   map[*ir.Value]string
-	op      map[*ir.Op]int    // original op → index of the planner's problem
-	value   map[*ir.Value]int // original value → index of the planner's problem
-	last    map[*ir.Value]int // last use, through views; len(ops) for results
+	whole   map[*ir.Value]string // names of the values before planning
+	op      map[*ir.Op]int       // original op → index of the planner's problem
+	value   map[*ir.Value]int    // original value → index of the planner's problem
+	last    map[*ir.Value]int    // last use, through views; len(ops) for results
 	spans   map[*ir.Value][][2]int
 	live    []int64 // frame bytes by position
 	peak    int
@@ -125,7 +128,7 @@ func explain(p *planned, limit int64) *Explanation {
 			r.Clone = clones[first]
 		}
 		if i, ok := x.op[first]; ok {
-			r.ID, r.Ns = i, p.problem.Problem.Ops[i].Cost
+			r.ID, r.Ns = p.problem.Number[i], p.problem.Problem.Ops[i].Cost
 		}
 		e.Ops[pos] = r
 	}
@@ -146,10 +149,22 @@ func explain(p *planned, limit int64) *Explanation {
 }
 
 func newExplainer(p *planned, limit int64) *explainer {
-	x := &explainer{p: p, limit: limit, names: valueNames(p.problem), op: map[*ir.Op]int{}, value: map[*ir.Value]int{},
+	x := &explainer{p: p, limit: limit, names: map[*ir.Value]string{}, op: map[*ir.Op]int{}, value: map[*ir.Value]int{},
 		spans: map[*ir.Value][][2]int{}, results: map[*ir.Value]bool{}}
 	for i, op := range p.problem.Ops {
 		x.op[op] = i
+	}
+	x.whole = valueNames(p.base)
+	byID := map[int]string{}
+	for v, name := range x.whole {
+		byID[v.ID] = name
+	}
+	for _, v := range p.problem.Values {
+		name, ok := byID[p.ids[v]]
+		if !ok { // a row statistic that readers of a fused value need
+			name = fmt.Sprintf("%s.row%d", opLabel(v.Op), v.Index)
+		}
+		x.names[v] = name
 	}
 	for i, v := range p.problem.Values {
 		x.value[v] = i
@@ -306,7 +321,37 @@ func (x *explainer) values(e *Explanation) map[*ir.Value]int {
 			add(v, r)
 		}
 	}
+	there := map[int]bool{}
+	for _, id := range x.p.ids {
+		there[id] = true
+	}
+	readers := x.p.fusedReaders()
+	for _, v := range x.p.base.Values {
+		if there[v.ID] || v.Op == nil {
+			continue
+		}
+		e.Values = append(e.Values, ValueReport{Name: x.whole[v], Layer: v.Op.Loc.Layer, Op: opLabel(v.Op), Source: source(v.Op.Loc), Type: v.Type.String(),
+			DType: v.Type.DType.String(), Shape: v.Type.Shape, Bytes: v.Type.Bytes(), Runs: len(readers[v.ID]), Fate: FateFused, Reason: whyFused(v, readers[v.ID])})
+	}
 	return index
+}
+
+// whyFused is the reason of a value that is not in memory at all. A view of such a value has no readers of
+// its own.
+func whyFused(v *ir.Value, readers []*ir.Op) string {
+	if len(readers) == 0 {
+		return "another shape of a value that its readers compute for themselves"
+	}
+	var names []string
+	for _, op := range readers {
+		names = append(names, opLabel(op))
+	}
+	more := ""
+	if n := len(names) - 4; n > 0 {
+		more = fmt.Sprintf(" and %d more", n)
+		names = names[:4]
+	}
+	return fmt.Sprintf("never in memory: computed while it is read by %s%s, which takes less time for its %s than keeping or making it again", strings.Join(names, ", "), more, Bytes(v.Type.Bytes()))
 }
 
 func residentReason(v *ir.Value) string {

@@ -29,15 +29,14 @@ type Curve struct {
 // Pareto plans a model at n budgets, evenly spaced from the smallest found to keeping everything.
 // Every plan is applied and laid out: the bytes of a point are those that the program would have.
 func Pareto(ctx context.Context, m *frontend.Model, opt Options, n int) (*Curve, error) {
-	target, err := cpu.ParseTarget(opt.Target)
-	if err != nil {
+	if _, err := cpu.ParseTarget(opt.Target); err != nil {
 		return nil, err
 	}
 	grouped, err := Prepare(m.Module, opt)
 	if err != nil {
 		return nil, err
 	}
-	pl := newPlanning(ctx, grouped, target, opt)
+	pl := newPlanning(ctx, grouped, opt)
 	pl.alone = false
 	all, err := pl.saveAll()
 	if err != nil {

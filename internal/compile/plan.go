@@ -7,10 +7,11 @@ import (
 	"runtime"
 	"strings"
 
-	"reprise/codegen/cpu"
 	"reprise/internal/diag"
 	"reprise/ir"
+	"reprise/ir/ops"
 	"reprise/passes/buffer"
+	"reprise/passes/fuse"
 	"reprise/passes/lower"
 	"reprise/passes/policy"
 	"reprise/passes/remat"
@@ -20,7 +21,10 @@ import (
 // planned is a model's step with a plan applied and every byte placed.
 type planned struct {
 	module  *ir.Module
-	before  *ir.Module // the program before planning
+	before  *ir.Module        // the program before planning
+	variant *variant          // what of it is fused
+	base    *remat.Problem    // stated of the program before planning
+	ids     map[*ir.Value]int // of the problem's values, there
 	problem *remat.Problem
 	plan    *planner.Plan
 	applied *remat.Applied
@@ -45,6 +49,10 @@ type planning struct {
 	alone          bool // the policy decides without a budget
 	allowUnmatched bool
 	checks         *stopwatch
+
+	number   map[int]int // of the module's ops, by id
+	whole    *variant    // nothing fused
+	variants []*variant  // whole, then ever more; nil: not found yet
 }
 
 // stated is a planning problem with what the policy said of it.
@@ -54,14 +62,14 @@ type stated struct {
 }
 
 // newPlanning prepares planning a grouped module.
-func newPlanning(ctx context.Context, module *ir.Module, t cpu.Target, o Options) *planning {
+func newPlanning(ctx context.Context, module *ir.Module, o Options) *planning {
 	steps := o.PlanSteps
 	if steps == 0 && o.TimeLimit == 0 {
 		steps = planSteps
 	}
-	return &planning{ctx: ctx, checks: o.checks, module: module, costs: newCosts(t), policy: o.Policy, alone: o.Budget == Budget{}, allowUnmatched: o.AllowUnmatched,
-		allow: o.AllowRecompute,
-		opt:   planner.Options{TimeLimit: o.TimeLimit, Steps: steps, Threads: runtime.GOMAXPROCS(0), Gap: planGap}}
+	return &planning{ctx: ctx, checks: o.checks, module: module, costs: newCosts(), policy: o.Policy, alone: o.Budget == Budget{}, allowUnmatched: o.AllowUnmatched,
+		allow: o.AllowRecompute, number: remat.Numbers(module.Func("step")), whole: &variant{},
+		opt: planner.Options{TimeLimit: o.TimeLimit, Steps: steps, Threads: runtime.GOMAXPROCS(0), Gap: planGap}}
 }
 
 const (
@@ -73,9 +81,18 @@ const (
 )
 
 // problem states the planning problem on a fresh copy of the module.
-func (p *planning) problem() (*stated, error) {
+func (p *planning) problem() (*stated, error) { return p.state(p.whole) }
+
+// state states the planning problem of a variant on a fresh copy of the module.
+func (p *planning) state(v *variant) (*stated, error) {
 	m := p.module.Clone()
-	pr, err := remat.Build(m.Func("step"), p.costs, remat.Options{AllowRecompute: p.allows})
+	if len(v.sites) > 0 {
+		fuse.Fold(m.Func("step"), ops.Table(), v.sites)
+		if err := ir.Verify(m); err != nil {
+			return nil, fmt.Errorf("BUG: after fusing: %w", err)
+		}
+	}
+	pr, err := remat.Build(m.Func("step"), p.costs, remat.Options{AllowRecompute: p.allows, Number: p.number, Known: p.known(v)})
 	if err != nil {
 		return nil, err
 	}
@@ -83,19 +100,29 @@ func (p *planning) problem() (*stated, error) {
 	return &stated{pr, rules}, err
 }
 
-// realise applies a plan to a fresh copy and lays it out.
-func (p *planning) realise(plan *planner.Plan) (*planned, error) {
-	pr, err := p.problem()
+// realise applies a plan of a variant to a fresh copy and lays it out.
+func (p *planning) realise(v *variant, plan *planner.Plan) (*planned, error) {
+	pr, err := p.state(v)
+	if err != nil {
+		return nil, err
+	}
+	base, err := p.stated(p.whole)
 	if err != nil {
 		return nil, err
 	}
 	if err := p.checks.time(func() error { _, err := planner.Check(pr.Problem.Problem, plan, -1); return err }); err != nil {
 		return nil, fmt.Errorf("BUG: the plan does not pass the check: %w", err)
 	}
+	if err := p.rebase(plan); err != nil {
+		return nil, err
+	}
 	f := pr.Func
-	out := &planned{module: f.Module, before: p.module, problem: pr.Problem, plan: plan, rules: pr.rules}
+	out := &planned{module: f.Module, before: p.module, variant: v, base: base.Problem, ids: map[*ir.Value]int{}, problem: pr.Problem, plan: plan, rules: pr.rules}
 	if out.rules != nil {
 		out.rules.Finish(pr.Problem, plan)
+	}
+	for _, v := range pr.Values {
+		out.ids[v] = v.ID
 	}
 	out.applied = pr.Apply(plan)
 	if err := p.checks.time(func() error { return ir.Verify(f.Module) }); err != nil {
@@ -135,12 +162,12 @@ func (p *planning) saveAll() (*planned, error) {
 	if err := pr.Validate(); err != nil {
 		return nil, fmt.Errorf("BUG: %w", err)
 	}
-	return p.realise(planner.SaveAll(pr.Problem.Problem))
+	return p.realise(p.whole, planner.SaveAll(pr.Problem.Problem))
 }
 
-// smallest is the program of the smallest arena that was found.
-func (p *planning) smallest() (*planned, error) {
-	pr, err := p.problem()
+// smallestOf is the program of the smallest arena that was found of a variant.
+func (p *planning) smallestOf(v *variant) (*planned, error) {
+	pr, err := p.stated(v)
 	if err != nil {
 		return nil, err
 	}
@@ -148,17 +175,17 @@ func (p *planning) smallest() (*planned, error) {
 	if err != nil {
 		return nil, p.contradiction(pr, err)
 	}
-	return p.realise(plan)
+	return p.realise(v, plan)
 }
 
 // maxReplans bounds how often the planner is asked again because the layout of its plan
 // was larger than the live bytes it counts.
 const maxReplans = 12
 
-// within is the cheapest program found whose arena is at most budget bytes; nil, with the
+// withinOf is the cheapest program found of a variant whose arena is at most budget bytes; nil, with the
 // planner's reasons, where there is none.
-func (p *planning) within(budget int64) (*planned, *planner.InfeasibleError, error) {
-	pr, err := p.problem()
+func (p *planning) withinOf(v *variant, budget int64) (*planned, *planner.InfeasibleError, error) {
+	pr, err := p.stated(v)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -179,7 +206,7 @@ func (p *planning) within(budget int64) (*planned, *planner.InfeasibleError, err
 		}
 		plan.BudgetBytes = budget
 		setBound(plan, first.LowerBound, first.Proof)
-		out, err := p.realise(plan)
+		out, err := p.realise(v, plan)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -249,16 +276,13 @@ func (e *BudgetError) Unwrap() error { return e.Diag }
 
 const maxBinding = 10
 
-// unmeetable explains that budget is below least, the smallest program found. inf is what the planner
-// said of it, nil where a plan failed in its layout only.
-func unmeetable(budget int64, least *planned, inf *planner.InfeasibleError) *BudgetError {
+// unmeetable explains that budget is below least, the smallest program found, and floor what no plan can
+// do with less than.
+func unmeetable(budget int64, least *planned, floor int64) *BudgetError {
 	x := explain(least, least.arena)
 	at := &Peak{Position: x.Memory.PeakPosition, Of: len(x.Ops), Op: x.Memory.PeakOp, Layer: x.Memory.PeakLayer,
 		Bytes: x.Memory.StepResidentBytes + x.Memory.PeakBytes}
-	e := &BudgetError{MinBudget: least.arena, LowerBound: lowerBound(least.problem), Peak: at}
-	if inf != nil {
-		e.LowerBound = max(e.LowerBound, inf.LowerBoundBytes)
-	}
+	e := &BudgetError{MinBudget: least.arena, LowerBound: floor, Peak: at}
 	var live []Binding
 	for _, v := range x.Values {
 		if v.Fate == FateResident {
@@ -305,15 +329,15 @@ func unmeetable(budget int64, least *planned, inf *planner.InfeasibleError) *Bud
 }
 
 // lowerBound is what no plan can do without: residents and the largest working set of one op.
-func lowerBound(p *remat.Problem) int64 {
+func lowerBound(p *planner.Problem) int64 {
 	var resident, most int64
-	for _, v := range p.Problem.Values {
+	for _, v := range p.Values {
 		if v.Resident {
 			resident += v.Bytes
 		}
 	}
-	for i := range p.Problem.Ops {
-		op := &p.Problem.Ops[i]
+	for i := range p.Ops {
+		op := &p.Ops[i]
 		n := op.Workspace
 		seen := map[int]bool{}
 		reuse := map[int]bool{}
@@ -322,7 +346,7 @@ func lowerBound(p *remat.Problem) int64 {
 		}
 		for _, list := range [][]int{op.Inputs, op.Outputs} {
 			for _, v := range list {
-				pv := &p.Problem.Values[v]
+				pv := &p.Values[v]
 				if !seen[v] && !pv.Resident && pv.Storage == 0 && !reuse[v] {
 					n += pv.Bytes
 				}

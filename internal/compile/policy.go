@@ -46,7 +46,7 @@ func (p *planning) allows(layer string) bool {
 // free is the planning without the policy.
 func (p *planning) free() *planning {
 	q := *p
-	q.policy = nil
+	q.policy, q.whole, q.variants = nil, &variant{}, nil
 	return &q
 }
 
@@ -72,7 +72,7 @@ func (p *planning) obeying() (*planned, error) {
 	if err != nil {
 		return nil, p.contradiction(pr, err)
 	}
-	return p.realise(plan)
+	return p.realise(p.whole, plan)
 }
 
 // compared adds what could be met without the policy.
@@ -103,15 +103,14 @@ func ComparePolicy(ctx context.Context, m *frontend.Model, opt Options) (*Compar
 	if opt.Policy == nil {
 		return nil, diag.Errorf("usage", "there is no policy to compare with").WithHint("--policy dots_saveable --compare; named policies: reprise policies")
 	}
-	target, err := cpu.ParseTarget(opt.Target)
-	if err != nil {
+	if _, err := cpu.ParseTarget(opt.Target); err != nil {
 		return nil, err
 	}
 	grouped, err := Prepare(m.Module, opt)
 	if err != nil {
 		return nil, err
 	}
-	pl := newPlanning(ctx, grouped, target, opt)
+	pl := newPlanning(ctx, grouped, opt)
 	if pl.init, err = initBytes(grouped); err != nil {
 		return nil, err
 	}

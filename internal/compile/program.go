@@ -182,7 +182,9 @@ func launchParams(l lower.Launch) []bool {
 		}
 	case l.Contract != nil:
 		n := l.Contract.Buffers()
-		w[n-1] = l.Contract.Epilogue == nil
+		if l.Contract.Epilogue == nil {
+			w[n-1] = true
+		}
 		for i := range l.Contract.Params {
 			w[n+i] = l.Contract.Params[i].Writes
 		}

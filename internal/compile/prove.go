@@ -62,7 +62,7 @@ func (p *Program) ProveOnce() error {
 	allowed := final.Module.Attrs.Strs(ir.RecomputeAllowed)
 	n := &numbers{ids: map[string]int{}, allowed: allowed}
 	was := n.run(before, ordinals(before.Body.Ops))
-	now := n.run(final, ordinals(p.planned.problem.Ops))
+	now := n.run(final, p.planned.problem.Ordinals())
 
 	proof := &Proof{Allowed: allowed, Once: countKinds(was, now)}
 	p.Proof = proof

@@ -35,7 +35,8 @@ type Report struct {
 	Kernels           int     `json:"kernels"`
 	Saved             int     `json:"saved"`         // values
 	Recomputed        int     `json:"recomputed"`    // ops that are run again, once for each time
-	RecomputeNs       int64   `json:"recompute_ns"`  // their time
+	RecomputeNs       int64   `json:"recompute_ns"`  // their time, and what readers take to compute values for themselves
+	Fused             int     `json:"fused"`         // values that are never in memory: their readers compute them
 	Pinned            int     `json:"pinned"`        // values
 	PeakPosition      int     `json:"peak_position"` // of the op at the peak, in the schedule
 	PeakOp            string  `json:"peak_op"`
@@ -88,6 +89,8 @@ func newReport(m *frontend.Model, t cpu.Target, limit int64, p, all, least *plan
 			r.Saved++
 		case FatePinned:
 			r.Pinned++
+		case FateFused:
+			r.Fused++
 		}
 	}
 	return r

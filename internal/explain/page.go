@@ -84,7 +84,7 @@ func certificate(b *strings.Builder, r compile.Report, e *compile.Explanation) {
 	b.WriteString(`</table><table id="certificate">`)
 	row("ops of the step", fmt.Sprintf("%d, of which %d are run again", r.Ops, r.Recomputed))
 	row("expected time", fmt.Sprintf("%s: %s and %s again (%.2f %%)", compile.Time(r.CostNs), compile.Time(r.BaseCostNs), compile.Time(r.RecomputeNs), 100*r.Overhead))
-	row("no plan in these bytes takes less than", fmt.Sprintf("%s (%.2f %% over computing all once)", compile.Time(r.LowerBoundNs), 100*(r.Overhead-r.Gap)))
+	row("no plan of these kernels in these bytes takes less than", fmt.Sprintf("%s (%.2f %% over computing all once)", compile.Time(r.LowerBoundNs), 100*(r.Overhead-r.Gap)))
 	row("gap", fmt.Sprintf("%.2f %%", 100*r.Gap))
 	row("proof", escape(r.Proof))
 	row("found by", escape(r.Solver))

@@ -32,8 +32,10 @@ const (
 // Site is a value that one of its readers could compute for itself, by the ids of both: they are the
 // same in every copy of a function.
 type Site struct {
-	Value, Reader int
-	Class         string // sites of one class are alike: the same work, sizes and kind of reader
+	Value, Producer, Reader int
+	Class                   string   // sites of one class are about values that are computed alike
+	Ops                     []*ir.Op // what computes the value, of the function that was searched
+	Bytes                   int64    // of the value
 }
 
 // Sites finds what can be fused in a function that is grouped, in program order.
@@ -60,7 +62,7 @@ func Sites(f *ir.Func) []Site {
 			if s == nil || !s.fits(r) {
 				continue
 			}
-			out = append(out, Site{v.ID, r.ID, class(s, v, r)})
+			out = append(out, Site{v.ID, v.Op.ID, r.ID, class(s), s.ops, v.Type.Bytes()})
 		}
 	}
 	return out
@@ -124,6 +126,9 @@ func sliceOf(v *ir.Value) *slice {
 				s.leaf = append(s.leaf, o)
 			}
 		}
+		if !s.worth() {
+			return nil
+		}
 		return s
 	}
 	region := p.Regions[0]
@@ -162,10 +167,21 @@ func sliceOf(v *ir.Value) *slice {
 			s.ops = append(s.ops, o)
 		}
 	}
-	if !ok || len(s.ops) == 0 || len(s.ops) > maxSlice {
+	if !ok || len(s.ops) == 0 || len(s.ops) > maxSlice || !s.worth() {
 		return nil
 	}
 	return s
+}
+
+// worth: reading the leaves does not take much more than reading the value.
+func (s *slice) worth() bool {
+	n := int64(0)
+	for _, x := range s.leaf {
+		if x.Type.Len()*smallShare > s.v.Type.Len() {
+			n += x.Type.Bytes()
+		}
+	}
+	return n <= 2*s.v.Type.Bytes()
 }
 
 // top is a leaf as the value of the function's body that holds it, nil for a cut that is no result yet.
@@ -235,23 +251,19 @@ func reads(r *ir.Op, v *ir.Value) bool {
 	return true
 }
 
-// class is a text that is equal for sites that are alike.
-func class(s *slice, v *ir.Value, r *ir.Op) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%v:", v.Type)
+// class is a text that is equal for values that are computed alike: the type and the ops but for their order,
+// constants and broadcasts left out.
+func class(s *slice) string {
+	var names []string
 	for _, o := range s.ops {
-		fmt.Fprintf(&b, " %s", o.Name())
-	}
-	fmt.Fprintf(&b, " > %s", r.Name())
-	if r.Name() == "fused" {
-		for _, o := range r.Regions[0].Ops {
-			fmt.Fprintf(&b, " %s", o.Name())
+		switch o.Name() {
+		case "constant", "broadcast", "reshape", "iota":
+		default:
+			names = append(names, o.Name())
 		}
 	}
-	for _, x := range r.Operands {
-		fmt.Fprintf(&b, " %v", x.Type)
-	}
-	return b.String()
+	slices.Sort(names)
+	return fmt.Sprintf("%v %s", s.v.Type, strings.Join(names, " "))
 }
 
 // Folded tells what became of a site.
@@ -299,7 +311,9 @@ func Fold(f *ir.Func, t *ir.Table, sites []Site) []Folded {
 		}
 	}
 	var out []Folded
-	for _, r := range slices.Clone(f.Body.Ops) {
+	// From the end, so that a reader takes over what a producer does, not what that took over itself.
+	for i := len(f.Body.Ops) - 1; i >= 0; i-- {
+		r := f.Body.Ops[i]
 		var vs []*ir.Value
 		for _, s := range sites {
 			if s.Reader == r.ID {

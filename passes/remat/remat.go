@@ -41,6 +41,7 @@ type Problem struct {
 	Pins     map[*ir.Op]pinned.Pin  // ops that run once, with reasons
 	NoCost   []string               // names of ops whose cost nobody declared
 	Allowed  []*ir.Op               // ops that would be pinned but for Options.AllowRecompute
+	Number   []int                  // by op index: the op's number, whatever was fused before planning
 }
 
 // Options of Build.
@@ -49,6 +50,46 @@ type Options struct {
 	// collective may run again. What writes, reads hidden state or calls the host runs
 	// once all the same. nil: no layer.
 	AllowRecompute func(layer string) bool
+	// Number gives every op, by its id, a number that is the same in every program of the model: where
+	// ops were fused since they were numbered, some are missing. nil: they are numbered here.
+	Number map[int]int
+	// Known has ops, by id, that another problem stated as they are here: they are not lowered again.
+	Known map[int]Known
+}
+
+// Known is an op as a problem states it.
+type Known struct {
+	Lowered         *lower.Lowered
+	Cost, Workspace int64
+}
+
+// Known are the problem's ops, by id; p must not have been applied.
+func (p *Problem) Known() map[int]Known {
+	out := make(map[int]Known, len(p.Ops))
+	for i, op := range p.Ops {
+		out[op.ID] = Known{p.Lowered[i], p.Problem.Ops[i].Cost, p.Problem.Ops[i].Workspace}
+	}
+	return out
+}
+
+// Numbers numbers the ops of a grouped function by id, dense constants aside.
+func Numbers(f *ir.Func) map[int]int {
+	n := make(map[int]int, len(f.Body.Ops))
+	for _, op := range f.Body.Ops {
+		if !lower.IsConstant(op) {
+			n[op.ID] = len(n)
+		}
+	}
+	return n
+}
+
+// Ordinals are the numbers of the problem's ops.
+func (p *Problem) Ordinals() map[*ir.Op]int {
+	out := make(map[*ir.Op]int, len(p.Ops))
+	for i, op := range p.Ops {
+		out[op] = p.Number[i]
+	}
+	return out
 }
 
 // Det is the determinism of an op with its regions.
@@ -79,6 +120,9 @@ func Build(f *ir.Func, costs Costs, opt Options) (*Problem, error) {
 	}
 	p := &Problem{Problem: &planner.Problem{Name: f.Module.Name}, Func: f, InPlace: map[*ir.Op][][2]int{}, original: map[*ir.Op][]*ir.Value{}}
 	p.pin(opt)
+	if opt.Number == nil {
+		opt.Number = Numbers(f)
+	}
 	index := map[*ir.Value]int{}
 	add := func(v *ir.Value, pv planner.Value) {
 		index[v] = len(p.Values)
@@ -110,7 +154,9 @@ func Build(f *ir.Func, costs Costs, opt Options) (*Problem, error) {
 		}
 		var low *lower.Lowered
 		view := lower.IsView(op)
-		if !view {
+		if known, ok := opt.Known[op.ID]; ok && !view {
+			low, po.Cost, po.Workspace = known.Lowered, known.Cost, known.Workspace
+		} else if !view {
 			var err error
 			if low, err = LowerOrControl(op); err != nil {
 				return nil, err
@@ -153,6 +199,7 @@ func Build(f *ir.Func, costs Costs, opt Options) (*Problem, error) {
 			}
 		}
 		p.Ops = append(p.Ops, op)
+		p.Number = append(p.Number, opt.Number[op.ID])
 		p.original[op] = op.Operands
 		p.Lowered = append(p.Lowered, low)
 		p.Problem.Ops = append(p.Problem.Ops, po)
@@ -474,7 +521,7 @@ func (p *Problem) Apply(plan *planner.Plan) *Applied {
 		op := p.Ops[i]
 		seen[i]++
 		if seen[i] == 1 {
-			a.Runs[op] = Run{Op: i, ID: op.ID, Values: idsOf(op.Results)}
+			a.Runs[op] = Run{Op: p.Number[i], ID: op.ID, Values: idsOf(op.Results)}
 			op.Operands = latest.All(p.original[op])
 			f.Body.Append(op)
 			for _, r := range op.Results {
@@ -489,7 +536,7 @@ func (p *Problem) Apply(plan *planner.Plan) *Applied {
 		for j, r := range op.Results {
 			latest[r] = c.Results[j]
 		}
-		a.Runs[c] = Run{Op: i, Clone: seen[i] - 1, ID: a.Runs[op].ID, Values: a.Runs[op].Values}
+		a.Runs[c] = Run{Op: p.Number[i], Clone: seen[i] - 1, ID: a.Runs[op].ID, Values: a.Runs[op].Values}
 		a.Lowered[c] = p.Lowered[i]
 		if p.Lowered[i] != nil {
 			a.Recomputed++
