@@ -26,16 +26,12 @@ type Mutable struct {
 
 // NewMutable plans m at a share of the way from the least budget to keeping everything.
 func NewMutable(m *frontend.Model, share float64) (*Mutable, error) {
-	t, err := cpu.ParseTarget("cpu:x86-64-v3")
-	if err != nil {
-		return nil, err
-	}
 	opt := Options{PlanSteps: 300}
 	grouped, err := Prepare(m.Module, opt)
 	if err != nil {
 		return nil, err
 	}
-	pl := newPlanning(context.Background(), grouped, t, opt)
+	pl := newPlanning(context.Background(), grouped, opt)
 	if pl.init, err = initBytes(grouped); err != nil {
 		return nil, err
 	}
@@ -78,7 +74,7 @@ func (m *Mutant) Launches(model *frontend.Model) (*exe.Model, map[string]lower.L
 
 // Sound is the program as it is.
 func (h *Mutable) Sound() (*Mutant, error) {
-	p, err := h.pl.realise(h.plan)
+	p, err := h.pl.realise(h.pl.whole, h.plan)
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +141,7 @@ func (h *Mutable) Mutate(kind int, r *rand.Rand) (mu *Mutant, ok bool, err error
 // realise is what a compilation makes of the plan, laid out or not yet.
 func (h *Mutable) realise(layout bool) (*planned, error) {
 	if layout {
-		return h.pl.realise(h.plan)
+		return h.pl.realise(h.pl.whole, h.plan)
 	}
 	pr, err := h.pl.problem()
 	if err != nil {

@@ -1,0 +1,84 @@
+package compile
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"reprise/frontend"
+)
+
+// Fusing makes no plan worse: at every budget the program costs at most what the one with nothing fused
+// does, it fits, and where memory binds it is faster. What is fused is reported, with its readers.
+func TestFusing(t *testing.T) {
+	for _, spec := range []string{
+		"builtin:gpt,layers=2,d=32,heads=2,seq=64,batch=2,vocab=40,dropout=0.1",
+		"builtin:llama,layers=2,d=32,heads=4,kv_heads=2,seq=32,batch=2,vocab=33",
+	} {
+		t.Run(spec[8:], func(t *testing.T) {
+			t.Parallel()
+			m, err := frontend.Load(spec, frontend.Options{Train: true})
+			require.NoError(t, err)
+			opt := Options{PlanSteps: 500}
+			grouped, err := Prepare(m.Module, opt)
+			require.NoError(t, err)
+			before := grouped.String()
+			pl := newPlanning(context.Background(), grouped, opt)
+			pl.init, err = initBytes(grouped)
+			require.NoError(t, err)
+			all, err := pl.saveAll()
+			require.NoError(t, err)
+			least, err := pl.smallestOf(pl.whole)
+			require.NoError(t, err)
+			smaller, err := pl.smallest()
+			require.NoError(t, err)
+			require.LessOrEqual(t, smaller.arena, least.arena)
+			better := 0
+			for k := range int64(3) {
+				b := least.arena + (all.arena-least.arena)*k/3
+				plain, _, err := pl.withinOf(pl.whole, b)
+				require.NoError(t, err)
+				p, _, err := pl.within(b)
+				require.NoError(t, err)
+				if plain == nil {
+					continue
+				}
+				require.NotNil(t, p)
+				require.LessOrEqual(t, p.arena, b)
+				require.LessOrEqual(t, p.plan.Cost, plain.plan.Cost)
+				require.Equal(t, all.plan.Cost, p.plan.BaseCost)
+				require.LessOrEqual(t, p.plan.LowerBound, p.plan.Cost)
+				require.NoError(t, (&Program{planned: p, Step: p.module}).ProveOnce())
+				if p.plan.Cost < plain.plan.Cost {
+					better++
+				}
+				fused := 0
+				for _, v := range explain(p, b).Values {
+					require.NotEmpty(t, v.Name)
+					if v.Fate == FateFused && v.Runs > 0 {
+						fused++
+						require.True(t, strings.HasPrefix(v.Reason, "never in memory: computed while it is read by "), v.Reason)
+						require.Empty(t, v.Spans)
+					}
+				}
+				require.Equal(t, len(p.variant.sites) > 0, fused > 0 || len(p.fusedReaders()) > 0)
+			}
+			require.Positive(t, better, "nothing is better for it")
+			require.Equal(t, before, grouped.String(), "planning changed its input")
+			// No floor is above what was found.
+			floor, err := pl.floor(1, nil)
+			require.NoError(t, err)
+			require.LessOrEqual(t, floor, smaller.arena)
+			require.Positive(t, floor)
+		})
+	}
+}
+
+func TestPicks(t *testing.T) {
+	require.Equal(t, []int{0}, picks(1, 5))
+	require.Equal(t, []int{0, 2, 1}, picks(3, 5))
+	require.Equal(t, []int{0, 6, 3, 1, 4}, picks(7, 5))
+	require.Equal(t, []int{0, 9}, picks(10, 2))
+}
