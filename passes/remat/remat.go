@@ -297,14 +297,14 @@ func (p *Problem) stateUpdates(index map[*ir.Value]int) {
 	}
 	taken := map[*ir.Value]bool{}
 	for i, name := range f.Results {
-		old, v := f.Param(name), f.Body.Results[i]
+		old, v := f.Param(name), base(f.Body.Results[i]) // it may be returned in another shape
 		if old == nil || !old.IsState() || v.Op == nil || taken[v] {
 			continue
 		}
 		taken[v] = true
 		op := v.Op
 		at, known := opIndex[op]
-		if !known || p.Lowered[at] == nil { // a dense constant, a view
+		if !known || p.Lowered[at] == nil { // a dense constant
 			continue
 		}
 		low := p.Lowered[at]
