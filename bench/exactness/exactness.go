@@ -135,9 +135,12 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 			}
 		}
 		report.Rows = append(report.Rows, row)
-	}
-	if o.Results != "" {
-		return report, report.write(o.Results)
+		// What is done is kept even if a later row fails.
+		if o.Results != "" {
+			if err := report.write(o.Results); err != nil {
+				return nil, err
+			}
+		}
 	}
 	return report, nil
 }

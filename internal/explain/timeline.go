@@ -153,7 +153,11 @@ func (t *timeline) svg(r compile.Report, e *compile.Explanation) string {
 		fmt.Fprintf(&s, `<line class="grid" x1="%d" x2="%d" y1="%.1f" y2="%.1f"/><text class="axis" x="%d" y="%.1f" text-anchor="end">%s</text>`,
 			picLeft, picLeft+plotWidth, y(b), y(b), picLeft-6, y(b)+4, compile.Bytes(b))
 		pos := len(e.Ops) * k / ticks
-		fmt.Fprintf(&s, `<text class="axis" x="%.1f" y="%d" text-anchor="middle">op %d</text>`, at(pos), picHeight-12, pos)
+		anchor := "middle"
+		if k == ticks {
+			anchor = "end"
+		}
+		fmt.Fprintf(&s, `<text class="axis" x="%.1f" y="%d" text-anchor="%s">op %d</text>`, at(pos), picHeight-12, anchor, pos)
 	}
 	fmt.Fprintf(&s, `<rect class="resident" x="%d" y="%.1f" width="%d" height="%.1f" data-group="resident" data-bytes="%d"><title>in memory for the whole step: %s, %d bytes</title></rect>`,
 		picLeft, y(m.StepResidentBytes), plotWidth, y(0)-y(m.StepResidentBytes), m.StepResidentBytes, compile.Bytes(m.StepResidentBytes), m.StepResidentBytes)
