@@ -38,6 +38,13 @@ func completePolicy(*cobra.Command, []string, string) ([]string, cobra.ShellComp
 	return names, cobra.ShellCompDirectiveDefault
 }
 
+// ruled tells a person, beside the output, what the lines of a policy matched.
+func (a *app) ruled(r compile.Report) {
+	if r.Policy != nil && r.Policy.Active() && !a.json {
+		fmt.Fprintf(a.err, "policy %s\n%s", r.Policy.Name, r.Policy)
+	}
+}
+
 func (a *app) policiesCmd() *cobra.Command {
 	return &cobra.Command{
 		Use: "policies", Short: "The named policies, what they mean and where they are from",

@@ -294,9 +294,11 @@ func (a *app) trainCmd() *cobra.Command {
 			bin := filepath.Join(dir, "model")
 			f.temporary = true
 			quiet := &app{out: discard{}, err: a.err, json: a.json}
-			if _, err := quiet.build(cmd.Context(), list[0], &f, bin, false, nil); err != nil {
+			p, err := quiet.build(cmd.Context(), list[0], &f, bin, false, nil)
+			if err != nil {
 				return err
 			}
+			a.ruled(p.Report)
 			run := []string{"--steps", fmt.Sprint(steps), "--seed", fmt.Sprint(seed)}
 			for _, o := range [][2]string{{"--data", data}, {"--save", save}, {"--resume", resume}, {"--init", initFile}} {
 				if o[1] != "" {

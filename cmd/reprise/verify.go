@@ -134,6 +134,7 @@ first op that differs is reported with its layer, values and producers.`,
 			v.Once = planned.Proof.Once
 			done()
 			a.warn(planned.Report)
+			a.ruled(planned.Report)
 			v.OK = true
 			if a.json {
 				a.print(v)

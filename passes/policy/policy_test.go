@@ -53,6 +53,15 @@ func problem(t testing.TB, m *ir.Module, p *policy.Policy) *remat.Problem {
 	return pr
 }
 
+// grouped is m after the passes, so that problem need not run them.
+func grouped(t testing.TB, m *ir.Module) *ir.Module {
+	t.Helper()
+	m = m.Clone()
+	require.NoError(t, passes.Run(m, ops.Table(), passes.Options{}))
+	m.Attrs = m.Attrs.Set("test", "grouped")
+	return m
+}
+
 func builtin(t testing.TB, spec string) *ir.Module {
 	t.Helper()
 	m, err := frontend.Load(spec, frontend.Options{Train: true})
@@ -141,7 +150,7 @@ func recomputed(f map[string]string, n int) []string {
 // TestTruthTables: what each named policy recomputes in a block of four, in words of the originals. The
 // result y of a block is the next block's input, which every checkpoint keeps; the last one's is the head's.
 func TestTruthTables(t *testing.T) {
-	m := blocks(t, 4)
+	m := grouped(t, blocks(t, 4))
 	all := func(s string) []string { return []string{s, s, s, s} }
 	for _, c := range []struct {
 		policy string
@@ -440,7 +449,7 @@ func TestP065Pin(t *testing.T) {
 
 // TestErrors: what can't be understood or matches nothing is refused with file, line and a way out.
 func TestErrors(t *testing.T) {
-	m := builtin(t, "builtin:moe,layers=3,d=32,heads=2,seq=16,batch=2,vocab=30,hidden=16,experts=4")
+	m := grouped(t, builtin(t, "builtin:moe,layers=3,d=32,heads=2,seq=16,batch=2,vocab=30,hidden=16,experts=4"))
 	for _, c := range []struct{ line, want string }{
 		{"must", "p:2: must what? save, recompute or offload must follow"},
 		{"must sava op=x", "p:2: must is followed by save, recompute or offload, not \"sava\"\n  hint: did you mean save?"},
