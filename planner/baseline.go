@@ -81,6 +81,41 @@ func PlanBaseline(ctx context.Context, p *Problem, name string, budget int64, bo
 	return nil, fmt.Errorf("planner: no policy is called %q", name)
 }
 
+// PlanSaving returns the plan of a policy that is given by what it saves: of the
+// values made before op boundary, those marked in save, and those that may not
+// be made twice; everything else is dropped when the backward pass begins and
+// computed again just in time. It needs what memory it needs: see
+// Plan.PeakBytes.
+func PlanSaving(ctx context.Context, p *Problem, save []bool, boundary int) (*Plan, error) {
+	if err := p.Validate(); err != nil {
+		return nil, err
+	}
+	if boundary < 0 || boundary >= len(p.Ops) || len(save) != len(p.Values) {
+		return nil, fmt.Errorf("planner: the boundary is op %d of %d, and %d of %d values are said to be saved or not", boundary, len(p.Ops), len(save), len(p.Values))
+	}
+	start := time.Now()
+	s := newSearch(ctx, p, Options{})
+	b := &baseline{m: s.m, s: s}
+	b.split(boundary)
+	keep := make([]bool, len(b.m.size))
+	for v, k := range save {
+		if u := b.m.buf[v]; u >= 0 && k {
+			keep[u] = true
+		}
+	}
+	seq := b.keeping(keep)
+	if seq == nil {
+		return nil, fmt.Errorf("%w: too much would have to be computed again", ErrOverBudget)
+	}
+	plan, err := s.plan(seq, "saving")
+	if err != nil {
+		return nil, err
+	}
+	plan.BudgetBytes = plan.PeakBytes
+	plan.Seconds = time.Since(start).Seconds()
+	return plan, nil
+}
+
 type baseline struct {
 	m        *model
 	s        *search

@@ -4,7 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
+	"runtime"
+	"strings"
 
 	"reprise/planner"
 )
@@ -141,9 +142,9 @@ func models(ctx context.Context, opt Options, add func(Row)) error {
 					least = o
 				}
 			}
-			start := time.Now()
+			clock := startClock()
 			plan, err := planner.Solve(ctx, p, planner.Options{Budget: budget, Steps: opt.Steps})
-			r.Seconds = time.Since(start).Seconds()
+			clock.stop(&r)
 			if err != nil {
 				r.Error = err.Error()
 			} else {
@@ -154,4 +155,91 @@ func models(ctx context.Context, opt Options, add func(Row)) error {
 		}
 	}
 	return nil
+}
+
+// saving is a policy of others, as the values of a layer that it keeps. What
+// goes from layer to layer is kept by all of them.
+type saving struct {
+	name string
+	keep func(layer int, op string) bool
+}
+
+// savings lists the policies with fixed choices. Our kernels are coarser than
+// their operators: attention is one kernel that keeps no scores, q, k, v are one
+// product, and so are gate and up.
+func savings() []saving {
+	return []saving{
+		{"Megatron full, every layer; torchtitan full", func(int, string) bool { return false }},
+		{"Megatron selective (all but core attention)", func(_ int, op string) bool { return op != "attention" }},
+		{"torchtitan selective op (attention, every second product)", func(_ int, op string) bool {
+			return op == "attention" || op == "qkv" || op == "gate_up"
+		}},
+		{"torchtitan selective 2 (every second layer)", func(layer int, _ string) bool { return layer%2 == 1 }},
+		{"save dots (all products)", func(_ int, op string) bool {
+			return op == "attention" || op == "qkv" || op == "proj" || op == "gate_up" || op == "down"
+		}},
+	}
+}
+
+// policies asks what each policy needs and costs, and what the planner does with
+// the same bytes.
+func policies(ctx context.Context, opt Options, add func(Row)) error {
+	for _, m := range Models() {
+		p, boundary := m.Graph()
+		all := planner.SaveAll(p)
+		for _, s := range savings() {
+			keep := make([]bool, len(p.Values))
+			for i := range p.Ops[:boundary] {
+				layer, op := -1, ""
+				if _, err := fmt.Sscanf(p.Ops[i].Group, "layers.%d", &layer); err == nil {
+					op = p.Ops[i].Name[strings.LastIndex(p.Ops[i].Name, ".")+1:]
+				}
+				// The input of each layer, and what may not run twice.
+				keep[p.Ops[i].Outputs[0]] = layer < 0 || op == "add2" || op == "router" || s.keep(layer, op)
+			}
+			theirs, err := planner.PlanSaving(ctx, p, keep, boundary)
+			if err != nil {
+				return err
+			}
+			r := Row{Suite: "policies", Case: m.Name + ": " + s.name, Ops: len(p.Ops), Goal: "not above the policy",
+				Budget:    fmt.Sprintf("%.1f %%", 100*float64(theirs.PeakBytes)/float64(all.PeakBytes)),
+				Published: fmt.Sprintf("the policy: %.3f", 100*theirs.Overhead)}
+			clock := startClock()
+			plan, err := planner.Solve(ctx, p, planner.Options{Budget: theirs.PeakBytes, Steps: opt.Steps, Gap: 2e-4})
+			clock.stop(&r)
+			if err != nil {
+				r.Error = err.Error()
+			} else {
+				r.fill(plan)
+				r.Met = plan.Cost <= theirs.Cost
+			}
+			add(r)
+		}
+	}
+	return nil
+}
+
+// scaling plans one architecture with more and more layers, at half the memory.
+func scaling(ctx context.Context, opt Options, add func(Row)) error {
+	for _, layers := range []int64{22, 70, 227, 720, 2272} {
+		m := Models()[0]
+		m.Layers = layers
+		p, _ := m.Graph()
+		all := planner.SaveAll(p)
+		r := Row{Suite: "scaling", Case: fmt.Sprintf("Llama-3 8B, %d layers", layers), Ops: len(p.Ops), Budget: "50 %", Goal: "gap ≤ 0.2"}
+		clock := startClock()
+		plan, err := planner.Solve(ctx, p, planner.Options{Budget: all.PeakBytes / 2, Steps: opt.Steps, Gap: 1e-3})
+		clock.stop(&r)
+		var mem runtime.MemStats
+		runtime.ReadMemStats(&mem)
+		r.Published = fmt.Sprintf("%d MiB of the process so far", mem.Sys>>20)
+		if err != nil {
+			r.Error = err.Error()
+		} else {
+			r.fill(plan)
+			r.Met = r.Gap <= 0.2
+		}
+		add(r)
+	}
+	return ctx.Err()
 }

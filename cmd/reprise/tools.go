@@ -293,7 +293,7 @@ func (a *app) benchPlanner(ctx context.Context, dir string) error {
 	if a.json {
 		a.print(t)
 	}
-	for name, write := range map[string]func(io.Writer) error{"planner.json": t.WriteJSON, "planner.txt": t.WriteText} {
+	for name, write := range map[string]func(io.Writer) error{"planner.json": t.WriteJSON, "planner.md": t.WriteMarkdown} {
 		var buf bytes.Buffer
 		if err := write(&buf); err != nil {
 			return err
