@@ -279,7 +279,7 @@ func (b *baseline) knapsack(budget int64) []int32 {
 }
 
 func (b *baseline) rotor(budget int64) []int32 {
-	seq, _, ok := bestChain(b.s.sim, b.boundary, budget, 2_000_000_000)
+	seq, _, ok := bestChain(b.s.sim, b.boundary, budget, 500_000_000)
 	if !ok {
 		b.err = ErrNoChain
 	}

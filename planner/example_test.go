@@ -96,3 +96,34 @@ func ExampleFromDirected() {
 	//   n1 -> n0 [label="7"];
 	// }
 }
+
+// What a policy that others use would cost on the same graph, and what the
+// planner does with the bytes that the policy needs.
+func ExamplePlanSaving() {
+	g, err := planner.ReadGraph(strings.NewReader(`{
+		"ram":  [10, 10, 10, 10, 1, 10, 10, 10, 10],
+		"cost": [4, 9, 4, 9, 1, 18, 8, 18, 8],
+		"pred": [[], [0], [1], [2], [3], [4, 2], [5, 1], [6, 0], [7]],
+		"first_backward_or_loss": 4}`))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	save := make([]bool, len(g.Problem.Values))
+	save[1] = true // one checkpoint in the middle
+	theirs, err := planner.PlanSaving(context.Background(), g.Problem, save, g.FirstBackward)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	ours, err := planner.Solve(context.Background(), g.Problem, planner.Options{Budget: theirs.PeakBytes})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("the policy:", theirs.PeakBytes, "bytes, cost", theirs.Cost)
+	fmt.Println("the planner:", ours.PeakBytes, "bytes, cost", ours.Cost, ours.Proof)
+	// Output:
+	// the policy: 31 bytes, cost 83
+	// the planner: 31 bytes, cost 83 exact
+}

@@ -162,7 +162,7 @@ func (c *ParetoCurve) WriteHTML(w io.Writer) error {
 		fmt.Fprintf(&s, `<circle cx="%.1f" cy="%.1f" r="3" fill="#0b62c4"><title>%d: %.3f %% (bound %.3f %%, %s)</title></circle>`,
 			x(p.BudgetBytes), y(p.Overhead), p.BudgetBytes, 100*p.Overhead, 100*p.Bound, html.EscapeString(p.Proof))
 	}
-	colors := []string{"#c0392b", "#d68910", "#7d3c98", "#148f77", "#5d6d7e", "#a04000"}
+	colors := []string{"#c0392b", "#d68910", "#7d3c98", "#148f77", "#5d6d7e", "#a04000", "#1f618d", "#b03a8c"}
 	colorOf := func(name string) string {
 		k := 0
 		for _, b := range Baselines()[1:] {
