@@ -6,17 +6,48 @@ import (
 	"sort"
 )
 
-// set is a set of up to 128 nodes or buffers.
-type set [2]uint64
+// set is a set of up to setLimit nodes or buffers.
+type set [setLimit / 64]uint64
+
+// setLimit is how many nodes and buffers a prover takes.
+const setLimit = 256
 
 func (s set) has(k int32) bool { return s[k>>6]>>(k&63)&1 != 0 }
 func (s *set) add(k int32)     { s[k>>6] |= 1 << (k & 63) }
 func (s *set) del(k int32)     { s[k>>6] &^= 1 << (k & 63) }
-func (s set) holds(t set) bool { return t[0]&^s[0] == 0 && t[1]&^s[1] == 0 }
-func (s set) meets(t set) bool { return s[0]&t[0] != 0 || s[1]&t[1] != 0 }
-func (s set) minus(t set) set  { return set{s[0] &^ t[0], s[1] &^ t[1]} }
-func (s set) and(t set) set    { return set{s[0] & t[0], s[1] & t[1]} }
-func (s set) or(t set) set     { return set{s[0] | t[0], s[1] | t[1]} }
+
+func (s set) holds(t set) bool {
+	for w := range s {
+		if t[w]&^s[w] != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func (s set) meets(t set) bool {
+	for w := range s {
+		if s[w]&t[w] != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func (s set) minus(t set) set {
+	for w := range s {
+		s[w] &^= t[w]
+	}
+	return s
+}
+
+func (s set) or(t set) set {
+	for w := range s {
+		s[w] |= t[w]
+	}
+	return s
+}
+
 func (s set) each(f func(int32)) {
 	for w, b := range s {
 		for ; b != 0; b &= b - 1 {
@@ -24,9 +55,6 @@ func (s set) each(f func(int32)) {
 		}
 	}
 }
-
-// setLimit is how many nodes and buffers a prover takes.
-const setLimit = 128
 
 // prover shows that no plan is cheaper than a given cost, or finds one: A* over
 // the states (what has run, what is in memory), in which a node may run again
@@ -356,7 +384,7 @@ func (s *search) prove() {
 		return
 	}
 	if s.m.n > 24 && s.cost-s.lower > s.m.base/200 {
-		return // too much would be left to run again
+		return // as it would be here
 	}
 	m := s.m
 	// The cuts with the best bounds.
@@ -382,6 +410,11 @@ func (s *search) prove() {
 	again := s.mayRunAgain(s.cost, cuts, prices)
 	if s.stopped() {
 		return
+	}
+	count := 0
+	again.each(func(int32) { count++ })
+	if count > setLimit/4 {
+		return // too much is left to run again
 	}
 	pr := newProver(m, s.opt.Budget, s.cost, again)
 	seq, known := pr.run(proofWork, s.stopped)

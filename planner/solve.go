@@ -414,7 +414,7 @@ func (s *search) allowance() int64 {
 		return s.opt.Steps
 	}
 	if s.hard {
-		return 2_000_000 + 6000*int64(min(s.m.n, 1000))
+		return 4_000_000 + 4000*int64(min(s.m.n, 1000))
 	}
 	return 800_000 + 80*int64(s.m.n)
 }
@@ -470,6 +470,7 @@ func (s *search) weighted(weight []float64, prefix string, limit int64) {
 // also starts from the orders, at a higher temperature.
 func (s *search) anneal() {
 	left := max(s.allowance()-s.steps, s.allowance()/4)
+	first := s.best
 	mean := float64(s.m.base) / float64(max(s.m.n, 1))
 	usual := mix{moveRotate: 2, moveNear: 1, moveRemove: 2, moveAdd: 2, moveSwap: 2}
 	// chains runs independent annealings, on as many threads as are allowed,
@@ -497,7 +498,8 @@ func (s *search) anneal() {
 			}
 		}
 	}
-	if s.best == nil || s.cost-s.lower > s.m.base/50 {
+	// Where simple moves from the orders came to nothing, these would too.
+	if s.best == nil || (s.cost-s.lower > s.m.base/50 && (!s.hard || s.solver == "tape")) {
 		share := left / int64(2*len(s.orders))
 		var list []*chain
 		for k, o := range s.orders {
@@ -514,13 +516,20 @@ func (s *search) anneal() {
 		chains(list)
 		left -= share * int64(len(s.orders))
 	}
-	// Three rounds, each of two chains from the best so far.
-	const rounds = 3
+	// Three rounds of two chains from the best so far. Where that leaves each
+	// node many moves, more rounds, which start from where annealing started:
+	// another way down may lead further.
+	rounds := max(3, min(6, left/int64(4000*max(s.m.n, 1))))
+	share := left / (2 * rounds)
 	hot := 0.3
-	for k := 0; k < rounds && s.best != nil && !s.done() && !s.stopped(); k++ {
+	for k := int64(0); k < rounds && s.best != nil && !s.done() && !s.stopped(); k++ {
+		from, warm := s.best, hot/3
+		if k >= 3 && first != nil {
+			from, warm, hot = first, 0.15, 0.6
+		}
 		chains([]*chain{
-			{seq: s.best, moves: left / (2 * rounds), hot: hot, cold: 0.002, seed: uint64(2 * k)},
-			{seq: s.best, moves: left / (2 * rounds), hot: hot / 3, cold: 0.002, seed: uint64(2*k + 1)},
+			{seq: from, moves: share, hot: hot, cold: 0.002, seed: uint64(2 * k)},
+			{seq: from, moves: share, hot: warm, cold: 0.002, seed: uint64(2*k + 1)},
 		})
 		hot /= 2
 	}
@@ -544,6 +553,7 @@ func (s *search) tapes() {
 		moves int64
 	}
 	run := func(list []try) (best int) {
+		best = -1 // nothing better than before
 		done := make([]int64, len(list))
 		s.parallel(len(list), func(k int) { done[k] = list[k].a.anneal(list[k].moves, list[k].c, s.stopped) })
 		for k, t := range list {
@@ -564,8 +574,7 @@ func (s *search) tapes() {
 	for k, c := range coolings {
 		list = append(list, try{newTaper(s.m, s.orders[k%len(s.orders)], s.opt.Budget, seed+uint64(k)), c, total / 8})
 	}
-	k := run(list)
-	if !s.done() && !s.stopped() {
+	if k := run(list); k >= 0 && !s.done() && !s.stopped() {
 		run([]try{{newTaper(s.m, s.orders[k%len(s.orders)], s.opt.Budget, seed+uint64(len(coolings))), coolings[k], total / 4}})
 	}
 }
