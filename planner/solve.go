@@ -4,7 +4,10 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"path/filepath"
+	"runtime"
 	"sort"
+	"strings"
 	"sync"
 	"time"
 )
@@ -579,20 +582,48 @@ func (s *search) tapes() {
 	}
 }
 
-// parallel calls f for 0 to n-1 on as many threads as are allowed.
+// parallel calls f for 0 to n-1 on as many threads as are allowed. A panic of one comes out of parallel
+// itself, with its place, so that who called the planner can recover from it.
 func (s *search) parallel(n int, f func(k int)) {
 	threads := max(1, min(s.opt.Threads, n))
+	crashed := make([]string, threads)
+	defer func() {
+		for _, text := range crashed {
+			if text != "" {
+				panic(text)
+			}
+		}
+	}()
 	var wait sync.WaitGroup
+	defer wait.Wait()
 	for w := 0; w < threads; w++ {
 		wait.Add(1)
 		go func() {
 			defer wait.Done()
+			defer func() {
+				if r := recover(); r != nil {
+					crashed[w] = fmt.Sprintf("BUG: %s (%s)", strings.TrimPrefix(fmt.Sprint(r), "BUG: "), panicPlace())
+				}
+			}()
 			for k := w; k < n; k += threads {
 				f(k)
 			}
 		}()
 	}
-	wait.Wait()
+}
+
+// panicPlace is the function and line that panicked, called while it is recovered from.
+func panicPlace() string {
+	pcs := make([]uintptr, 64)
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])
+	panicked := false
+	for {
+		f, more := frames.Next()
+		if panicked && !strings.HasPrefix(f.Function, "runtime.") || !more {
+			return fmt.Sprintf("%s, %s:%d", f.Function, filepath.Base(f.File), f.Line)
+		}
+		panicked = panicked || f.Function == "runtime.gopanic"
+	}
 }
 
 // low remembers a sequence with a small peak, for when nothing fits.

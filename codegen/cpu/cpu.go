@@ -18,6 +18,7 @@ import (
 	"github.com/llir/llvm/ir/enum"
 	"golang.org/x/sync/errgroup"
 
+	"reprise/internal/diag"
 	"reprise/ir/kern"
 )
 
@@ -236,7 +237,8 @@ func (u *Unit) Compile(ctx context.Context, dir string) ([]string, error) {
 	out := make([]string, len(u.modules))
 	for i, m := range u.modules {
 		out[i] = filepath.Join(dir, fmt.Sprintf("kernels-%03d.o", i))
-		g.Go(func() error {
+		g.Go(func() (err error) {
+			defer diag.Recovered(&err)
 			text := m.m.String()
 			key := sha256.Sum256([]byte(u.target.String() + "\n" + text))
 			if object := u.Objects.find(key); object != nil {

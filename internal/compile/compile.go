@@ -456,6 +456,7 @@ func Make(ctx context.Context, m *frontend.Model, opt Options, out string) (*Pro
 	g, gctx := errgroup.WithContext(ctx)
 	if driver == nil {
 		g.Go(func() (err error) {
+			defer diag.Recovered(&err)
 			driver, err = exe.CompileDriver(gctx, dir, opt.Shared)
 			return err
 		})

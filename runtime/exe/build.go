@@ -133,7 +133,8 @@ func (d *Driver) compile(ctx context.Context, dir string, names ...string) error
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.GOMAXPROCS(0))
 	for _, name := range names {
-		g.Go(func() error {
+		g.Go(func() (err error) {
+			defer diag.Recovered(&err)
 			return run(ctx, dir, d.clang, append(flags[:len(flags):len(flags)], "-c", "-o", name+".o", name)...)
 		})
 	}
