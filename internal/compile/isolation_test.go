@@ -29,7 +29,7 @@ func everything(m *frontend.Model, o compile.Options) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	p.Report.PlanSeconds = 0
+	p.Report.PlanSeconds, p.Report.CheckSeconds = 0, 0
 	h := sha256.New()
 	fmt.Fprintln(h, p.Step.String())
 	for _, doc := range []any{p.Report, p.Explanation} {
