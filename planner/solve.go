@@ -501,9 +501,11 @@ func (s *search) anneal() {
 			}
 		}
 	}
-	// Where simple moves from the orders came to nothing, these would too.
-	if s.best == nil || (s.cost-s.lower > s.m.base/50 && (!s.hard || s.solver == "tape")) {
+	if s.best == nil || s.cost-s.lower > s.m.base/50 {
 		share := left / int64(2*len(s.orders))
+		if s.hard && s.solver != "tape" {
+			share /= 2 // simple moves from the orders came to nothing; these may too
+		}
 		var list []*chain
 		for k, o := range s.orders {
 			o = s.again(o)
