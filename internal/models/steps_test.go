@@ -69,7 +69,7 @@ func TestElementTypes(t *testing.T) {
 	if long() {
 		for _, spec := range seeds() {
 			for _, d := range []string{"f32", "f16"} {
-				specs = append(specs, spec+",dtype="+d+",loss_scale=256,ema=0.5,micro=2")
+				specs = append(specs, spec+",dtype="+d+",loss_scale=256,ema=0.5")
 			}
 		}
 		specs = append(specs, "moe,layers=1,d=24,heads=2,seq=12,batch=2,vocab=30,hidden=20,experts=4,dtype=bf16,jitter=0.1",
