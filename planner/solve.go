@@ -154,6 +154,9 @@ type search struct {
 	swept  sweepResult
 	hard   bool // constructive solvers and bound are far apart
 
+	before     []int32 // best before annealing of an array, which may lead into another valley
+	beforeCost int64
+
 	lowSeq  []int32 // smallest peak seen
 	lowPeak int64
 }
@@ -322,6 +325,7 @@ func (s *search) attempt() {
 	}
 	s.hard = s.m.n <= tapeLimit && (s.best == nil || s.cost-s.lower > s.m.base/200)
 	if s.hard {
+		s.before, s.beforeCost = s.best, s.cost
 		s.tapes()
 		if s.done() {
 			return
@@ -532,9 +536,13 @@ func (s *search) anneal() {
 		if k >= 3 && first != nil {
 			from, warm, hot = first, 0.15, 0.6
 		}
+		other := from
+		if s.before != nil && s.solver == "tape" && s.beforeCost-s.cost <= s.m.base/100 {
+			other, warm = s.before, hot
+		}
 		chains([]*chain{
 			{seq: from, moves: share, hot: hot, cold: 0.002, seed: uint64(2 * k)},
-			{seq: from, moves: share, hot: warm, cold: 0.002, seed: uint64(2*k + 1)},
+			{seq: other, moves: share, hot: warm, cold: 0.002, seed: uint64(2*k + 1)},
 		})
 		hot /= 2
 	}
