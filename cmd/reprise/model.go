@@ -32,6 +32,7 @@ type modelFlags struct {
 	policy         string
 	rules          []string
 	allowUnmatched bool
+	costs          string
 
 	temporary bool // the program lies elsewhere than the libraries of its foreign kernels
 }
@@ -103,7 +104,11 @@ func (f *modelFlags) options() (compile.Options, error) {
 	if err != nil {
 		return compile.Options{}, err
 	}
-	return compile.Options{Target: f.target, Budget: b, TimeLimit: f.timeLimit, Policy: p, AllowUnmatched: f.allowUnmatched}, nil
+	costs, err := f.readCosts()
+	if err != nil {
+		return compile.Options{}, err
+	}
+	return compile.Options{Target: f.target, Budget: b, TimeLimit: f.timeLimit, Policy: p, AllowUnmatched: f.allowUnmatched, Costs: costs}, nil
 }
 
 // beside makes a program in a temporary place find the libraries that lie where its model is.

@@ -1,12 +1,15 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"os"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
 	"reprise/internal/compile"
+	"reprise/internal/diag"
 	"reprise/passes/policy"
 )
 
@@ -22,11 +25,24 @@ func (f *modelFlags) readPolicy() (*policy.Policy, error) {
 	return p.With(f.rules...)
 }
 
+// readCosts is the table of --costs, nil without it.
+func (f *modelFlags) readCosts() (*compile.CostTable, error) {
+	if f.costs == "" {
+		return nil, nil
+	}
+	data, err := os.ReadFile(f.costs)
+	if err != nil {
+		return nil, diag.Errorf("costs", "can't read %s: %v", f.costs, errors.Unwrap(err)).WithHint("give a JSON file of costs, or leave --costs out")
+	}
+	return compile.ReadCosts(f.costs, data)
+}
+
 func (f *modelFlags) registerPolicy(cmd *cobra.Command) {
 	fl := cmd.Flags()
 	fl.StringVar(&f.policy, "policy", "", "what is kept for the backward part: a named policy (reprise policies) or a `FILE` of rules")
 	fl.StringArrayVar(&f.rules, "rule", nil, "a `LINE` of a policy, \"must save op=top_k layer=layers.*.router\"; may be repeated")
 	fl.BoolVar(&f.allowUnmatched, "allow-unmatched", false, "a rule that matches nothing is a warning, not an error")
+	fl.StringVar(&f.costs, "costs", "", "`FILE` of measured times of ops (JSON, see docs/planner.md), which the planner takes in the place of its estimates")
 	_ = cmd.RegisterFlagCompletionFunc("policy", completePolicy)
 }
 

@@ -30,11 +30,11 @@ type Budget struct {
 	Min     bool
 }
 
-// ParseBudget reads "512MiB", "1.5GB", "60%" or "min".
+// ParseBudget reads "512MiB", "1.5GB", "60%", "min", or "fit": what is free on this machine.
 func ParseBudget(s string) (Budget, error) {
 	bad := func() (Budget, error) {
 		return Budget{}, diag.Errorf("usage", "budget %q is no number of bytes", s).
-			WithHint("write 512MiB, 1.5GB, 60%% (of what keeping everything takes) or min")
+			WithHint("write 512MiB, 1.5GB, 60%% (of what keeping everything takes), min, or fit (what this machine has free)")
 	}
 	t := strings.TrimSpace(s)
 	switch {
@@ -42,6 +42,8 @@ func ParseBudget(s string) (Budget, error) {
 		return Budget{}, nil
 	case t == "min":
 		return Budget{Min: true}, nil
+	case t == "fit":
+		return fitting()
 	case strings.HasSuffix(t, "%"):
 		f, err := strconv.ParseFloat(strings.TrimSuffix(t, "%"), 64)
 		if err != nil || !(f > 0 && f <= 100000) {

@@ -38,6 +38,8 @@ type Options struct {
 	AllowRecompute func(layer string) bool
 	// Policy says what is kept for the backward part; nil: the planner decides.
 	Policy *policy.Policy
+	// Costs are measured times of ops; nil: estimates for all.
+	Costs *CostTable
 	// AllowUnmatched makes a rule of the policy that matches nothing a warning.
 	AllowUnmatched bool
 	// LibraryDir is where the program looks for relative libraries of foreign kernels that are not beside

@@ -132,9 +132,14 @@ func price(sites []fuse.Site) float64 {
 	return float64(work) / float64(max(bytes, 1))
 }
 
-// chain is the variants: nothing fused, then ever more kinds.
+// chain is the variants: nothing fused, then ever more kinds. With a table of measured costs there is only the
+// first: the table has no times of fused ops.
 func (p *planning) chain() ([]*variant, error) {
 	if p.variants != nil {
+		return p.variants, nil
+	}
+	if p.table != nil {
+		p.variants = []*variant{p.whole}
 		return p.variants, nil
 	}
 	kinds, err := p.kinds()

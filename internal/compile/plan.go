@@ -32,8 +32,9 @@ type planned struct {
 	low     func(*ir.Op) (*lower.Lowered, error)
 	rules   *policy.Report // nil without a policy
 
-	resident int64 // bytes of states, keys, step number and inputs
-	arena    int64 // resident and frame
+	resident int64       // bytes of states, keys, step number and inputs
+	arena    int64       // resident and frame
+	costs    *CostReport // nil without a table
 }
 
 // planning plans one grouped module at different budgets.
@@ -48,6 +49,7 @@ type planning struct {
 	policy         *policy.Policy
 	alone          bool // the policy decides without a budget
 	allowUnmatched bool
+	table          *CostTable
 	checks         *stopwatch
 
 	number   map[int]int // of the module's ops, by id
@@ -59,6 +61,7 @@ type planning struct {
 type stated struct {
 	*remat.Problem
 	rules *policy.Report
+	costs *CostReport
 }
 
 // newPlanning prepares planning a grouped module.
@@ -67,7 +70,7 @@ func newPlanning(ctx context.Context, module *ir.Module, o Options) *planning {
 	if steps == 0 && o.TimeLimit == 0 {
 		steps = planSteps
 	}
-	return &planning{ctx: ctx, checks: o.checks, module: module, costs: newCosts(), policy: o.Policy, alone: o.Budget == Budget{}, allowUnmatched: o.AllowUnmatched,
+	return &planning{ctx: ctx, checks: o.checks, module: module, costs: newCosts(), policy: o.Policy, alone: o.Budget == Budget{}, allowUnmatched: o.AllowUnmatched, table: o.Costs,
 		allow: o.AllowRecompute, number: remat.Numbers(module.Func("step")), whole: &variant{},
 		opt: planner.Options{TimeLimit: o.TimeLimit, Steps: steps, Threads: runtime.GOMAXPROCS(0), Gap: planGap}}
 }
@@ -96,8 +99,12 @@ func (p *planning) state(v *variant) (*stated, error) {
 	if err != nil {
 		return nil, err
 	}
+	costs, err := p.table.apply(pr)
+	if err != nil {
+		return nil, err
+	}
 	rules, err := p.restrict(pr)
-	return &stated{pr, rules}, err
+	return &stated{pr, rules, costs}, err
 }
 
 // realise applies a plan of a variant to a fresh copy and lays it out.
@@ -117,7 +124,7 @@ func (p *planning) realise(v *variant, plan *planner.Plan) (*planned, error) {
 		return nil, err
 	}
 	f := pr.Func
-	out := &planned{module: f.Module, before: p.module, variant: v, base: base.Problem, ids: map[*ir.Value]int{}, problem: pr.Problem, plan: plan, rules: pr.rules}
+	out := &planned{module: f.Module, before: p.module, variant: v, base: base.Problem, ids: map[*ir.Value]int{}, problem: pr.Problem, plan: plan, rules: pr.rules, costs: pr.costs}
 	if out.rules != nil {
 		out.rules.Finish(pr.Problem, plan)
 	}

@@ -45,6 +45,8 @@ type Report struct {
 	CompileSeconds    float64 `json:"compile_seconds"`
 	CheckSeconds      float64 `json:"check_seconds"` // of these, what the checks of every compilation took
 	BinaryBytes       int64   `json:"binary_bytes,omitempty"`
+	// Costs is what the table of costs covered; nil without one.
+	Costs *CostReport `json:"costs,omitempty"`
 	// RecomputeAllowed are the layers that were opted out of pinning, NoCostModel the foreign kernels
 	// that declare no cost; Warnings say so in sentences.
 	RecomputeAllowed []string `json:"recompute_allowed,omitempty"`
@@ -77,7 +79,10 @@ func newReport(m *frontend.Model, t cpu.Target, limit int64, p, all, least *plan
 		r.MinBudgetBytes = least.arena
 	}
 	r.RecomputeAllowed, r.NoCostModel = p.problem.AllowedLayers(), p.problem.NoCost
-	r.Warnings = warnings(p.problem)
+	r.Warnings, r.Costs = warnings(p.problem), p.costs
+	if w := p.costs.warning(); w != "" {
+		r.Warnings = append(r.Warnings, w)
+	}
 	for _, op := range p.applied.Func.Body.Ops {
 		if !lower.IsConstant(op) && !lower.IsView(op) {
 			r.Ops++

@@ -287,7 +287,7 @@ func TestP089(t *testing.T) {
 }
 
 // TestP090: a budget could only be a share of activations; people asked for curves and for solvers (pytorch/pytorch#126320).
-// Bytes, shares and the least: each point of the curve, compiled by itself, is just what the curve says.
+// Bytes, shares, what fits this machine, and the least: each point of the curve, compiled by itself, is just what the curve says.
 func TestP090(t *testing.T) {
 	for text, want := range map[string]compile.Budget{"512MiB": {Bytes: 512 << 20}, "1.5GB": {Bytes: 1_500_000_000}, "60%": {Percent: 60}, "min": {Min: true}} {
 		got, err := compile.ParseBudget(text)
@@ -295,6 +295,11 @@ func TestP090(t *testing.T) {
 		assert.Equal(t, want, got)
 	}
 	m := mlp(t, 4, 32, 64, 0.5)
+	fit, err := compile.ParseBudget("fit")
+	require.NoError(t, err)
+	assert.Positive(t, fit.Bytes)
+	o := run(t, m, setup{Options: compile.Options{Budget: fit}})
+	assert.Zero(t, o.p.Report.Recomputed, "all of it fits")
 	c, err := compile.Pareto(context.Background(), m, compile.Options{PlanSteps: planSteps}, 5)
 	require.NoError(t, err)
 	require.Len(t, c.Points, 5)
@@ -303,7 +308,7 @@ func TestP090(t *testing.T) {
 		assert.Equal(t, point.ArenaBytes, p.Report.ArenaBytes, "at %d", point.BudgetBytes)
 		assert.Equal(t, point.CostNs, p.Report.CostNs, "at %d", point.BudgetBytes)
 	}
-	o := run(t, m, atBudget(c.Points[2].BudgetBytes))
+	o = run(t, m, atBudget(c.Points[2].BudgetBytes))
 	assert.Equal(t, c.Points[2].ArenaBytes, o.p.Report.ArenaBytes)
 }
 
@@ -333,5 +338,69 @@ func TestP124(t *testing.T) {
 		for _, prefix := range []string{"layers.0", "bare"} {
 			assert.True(t, slices.ContainsFunc(o.layersAgain(), func(l string) bool { return strings.HasPrefix(l, prefix) }), "%s: %s in %v", rule, prefix, o.layersAgain())
 		}
+	}
+}
+
+// TestP092: a request: choose by measured time and memory, not by rules of thumb (pytorch/pytorch#140410). The same graph with
+// the costs of two candidates swapped gives the other plan; what the table lacks is listed, and the plan has its hash.
+func TestP092(t *testing.T) {
+	m := trained(t, "candidates", func(s *nn.Scope) *nn.Tensor {
+		x := s.Input("x", dtype.F32, []int64{128, 32}, nn.Normal01)
+		sin := func(s *nn.Scope, x *nn.Tensor) *nn.Tensor { return s.Op("sin", []*nn.Tensor{x}) }
+		a := s.In("a").Linear("fc", x, 64, nn.NoBias())
+		b := s.In("b").Linear("fc", x, 64, nn.NoBias())
+		ya := s.In("a").Linear("out", sin(s.In("a"), a), 8, nn.NoBias())
+		yb := s.In("b").Linear("out", sin(s.In("b"), b), 8, nn.NoBias())
+		mid := s.In("mid") // where most is in memory, and either a or b may be missing
+		return meanSquare(s, mid.Linear("out", sin(mid, mid.Linear("fc", s.Add(ya, yb), 256, nn.NoBias())), 256, nn.NoBias()))
+	})
+	all := run(t, m, setup{})
+	ids := map[string]int{}
+	for _, op := range all.p.Ops {
+		if strings.HasSuffix(op.Op, ".fc:contract") {
+			ids[op.Layer] = op.ID
+		}
+	}
+	require.Len(t, ids, 3)
+	choose := func(na, nb int64) *compile.Program {
+		text := fmt.Sprintf(`{"format":"reprise.costs/1","ops":[{"id":%d,"op":"a.fc:contract","ns":%d},{"id":%d,"ns":%d}]}`, ids["a.fc"], na, ids["b.fc"], nb)
+		table, err := compile.ReadCosts("costs.json", []byte(text))
+		require.NoError(t, err)
+		return planned(t, m, compile.Options{Costs: table, Budget: compile.Budget{Bytes: all.p.Report.ArenaBytes - 16384}})
+	}
+	again := func(p *compile.Program) []string {
+		var out []string
+		for _, c := range (&outcome{t: t, p: p}).clones() {
+			if strings.HasSuffix(c.Loc.Layer, ".fc") && c.Loc.Layer != "mid.fc" {
+				out = append(out, c.Loc.Layer)
+			}
+		}
+		return out
+	}
+	ab, ba := choose(1_000, 9_000_000), choose(9_000_000, 1_000)
+	assert.Equal(t, []string{"a.fc"}, again(ab))
+	assert.Equal(t, []string{"b.fc"}, again(ba))
+	require.NotNil(t, ab.Report.Costs)
+	assert.Equal(t, 2, ab.Report.Costs.Given)
+	assert.NotEmpty(t, ab.Report.Costs.Missing)
+	assert.NotContains(t, ab.Report.Costs.Missing, "a.fc:contract")
+	assert.Contains(t, strings.Join(ab.Report.Warnings, "\n"), "lacks")
+	assert.Len(t, ab.Report.Costs.SHA256, 64)
+	assert.NotEqual(t, ab.Report.Costs.SHA256, ba.Report.Costs.SHA256)
+	plan, err := ab.PlanJSON()
+	require.NoError(t, err)
+	assert.Contains(t, plan, ab.Report.Costs.SHA256)
+
+	// A table of another model is refused, with what does not fit; so is one that can't be read.
+	table, err := compile.ReadCosts("costs.json", []byte(fmt.Sprintf(`{"format":"reprise.costs/1","ops":[{"id":%d,"op":"layers.7:contract","ns":1}]}`, ids["a.fc"])))
+	require.NoError(t, err)
+	_, err = tryPlan(m, compile.Options{Costs: table})
+	e := diag.As(err)
+	require.NotNil(t, e)
+	assert.Equal(t, []string{"costs", "a.fc", "costs.json"}, []string{e.Code, e.Layer, e.File})
+	for _, text := range []string{"", "{}", `{"format":"reprise.costs/1","ops":[{"id":0,"ns":-1}]}`, `{"format":"reprise.costs/1","ops":[{"id":0,"ns":1},{"id":0,"ns":2}]}`, `{"format":"reprise.costs/1","opps":[]}`} {
+		_, err := compile.ReadCosts("costs.json", []byte(text))
+		require.Error(t, err, text)
+		assert.NotEmpty(t, diag.As(err).Hint)
 	}
 }
