@@ -61,7 +61,7 @@ func (p *Program) ProveOnce() error {
 	before := p.planned.before.Func("step")
 	allowed := final.Module.Attrs.Strs(ir.RecomputeAllowed)
 	n := &numbers{ids: map[string]int{}, allowed: allowed}
-	was := n.run(before, ordinals(before.Body.Ops))
+	was := n.run(before, ordinals(before))
 	now := n.run(final, p.planned.problem.Ordinals())
 
 	proof := &Proof{Allowed: allowed, Once: countKinds(was, now)}
@@ -187,13 +187,14 @@ func about(op *ir.Op) string {
 	return op.Name()
 }
 
-// ordinals numbers the ops that run once by their rows, in the order before planning: what tells two
-// apart that are written alike. Fusion neither moves nor copies them, so the numbers are the same behind it.
-func ordinals(ops []*ir.Op) map[*ir.Op]int {
-	out := map[*ir.Op]int{}
-	for _, op := range ops {
-		if _, once := pinned.Own(op); once {
-			out[op] = len(out)
+// ordinals are the numbers of the ops before planning: what tells two ops apart that run once and are written alike.
+// They are those that the planned program's ops have (remat.Problem.Ordinals).
+func ordinals(f *ir.Func) map[*ir.Op]int {
+	number := remat.Numbers(f)
+	out := make(map[*ir.Op]int, len(number))
+	for _, op := range f.Body.Ops {
+		if n, ok := number[op.ID]; ok {
+			out[op] = n
 		}
 	}
 	return out
