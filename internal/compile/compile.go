@@ -309,7 +309,7 @@ func (p *Program) programs(m *frontend.Model, target cpu.Target, k kernels) (*ex
 		}
 	}
 	em.prog = nil
-	em.runs = newRunTable(p.planned.applied, p.planned.plan)
+	em.runs = newRunTable(p.planned)
 	em.faults = newFaulty(p.debug.Faults, p.planned.arena)
 	results, err := em.block(step.Body, p.planned.frame, resident, params, p.planned.low)
 	if err != nil {

@@ -51,6 +51,7 @@ func TestFusing(t *testing.T) {
 				require.Equal(t, all.plan.Cost, p.plan.BaseCost)
 				require.LessOrEqual(t, p.plan.LowerBound, p.plan.Cost)
 				require.NoError(t, (&Program{planned: p, Step: p.module}).ProveOnce())
+				requireCounts(t, p)
 				if p.plan.Cost < plain.plan.Cost {
 					better++
 				}
@@ -73,6 +74,19 @@ func TestFusing(t *testing.T) {
 			require.LessOrEqual(t, floor, smaller.arena)
 			require.Positive(t, floor)
 		})
+	}
+}
+
+// requireCounts: every op is said to be planned as often as it stands in the program, whatever was fused.
+func requireCounts(t *testing.T, p *planned) {
+	t.Helper()
+	stands := map[int]int{}
+	for _, r := range p.applied.Runs {
+		stands[r.ID]++
+	}
+	require.Equal(t, stands, (&Program{planned: p}).PlannedRuns())
+	for op, r := range newRunTable(p).who {
+		require.Equal(t, stands[r.ID], r.Planned, "%s", op.Name())
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"reprise/passes/buffer"
 	"reprise/passes/lower"
 	"reprise/passes/remat"
-	"reprise/planner"
 	"reprise/runtime/exe"
 )
 
@@ -37,12 +36,9 @@ type runTable struct {
 }
 
 // newRunTable gives every op of a planned function, and of its regions, its identity.
-func newRunTable(a *remat.Applied, plan *planner.Plan) *runTable {
+func newRunTable(p *planned) *runTable {
 	t := &runTable{who: map[*ir.Op]Run{}}
-	planned := map[int]int{}
-	for _, i := range plan.Order {
-		planned[i]++
-	}
+	a, planned := p.applied, p.runs()
 	for _, op := range a.Func.Body.Ops {
 		r, ok := a.Runs[op]
 		if !ok {
@@ -142,13 +138,20 @@ type OpCount struct {
 // PlannedRuns is how often the plan runs an op in a step, by the op's id in the program before planning. An op
 // that is not there was fused into its readers.
 func (p *Program) PlannedRuns() map[int]int {
-	ids := map[int]int{}
-	for _, r := range p.planned.applied.Runs {
-		ids[r.Op] = r.ID
-	}
+	runs := p.planned.runs()
 	n := map[int]int{}
-	for _, i := range p.planned.plan.Order {
-		n[ids[i]]++
+	for _, r := range p.planned.applied.Runs {
+		n[r.ID] = runs[r.Op]
+	}
+	return n
+}
+
+// runs is how often the plan runs an op in a step, by the op's number. The plan tells an op by its place in the
+// problem, which is another one where ops before it were fused into their readers.
+func (p *planned) runs() map[int]int {
+	n := map[int]int{}
+	for _, i := range p.plan.Order {
+		n[p.problem.Number[i]]++
 	}
 	return n
 }
