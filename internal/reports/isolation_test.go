@@ -53,6 +53,9 @@ func TestP001(t *testing.T) {
 			if err == nil {
 				texts[g] = planText(t, p)
 			}
+			if g >= 4 && !long() {
+				return
+			}
 			if q, _, err := tryCompile(t, desc, opt); err == nil {
 				sums[g] = q.Report.BinarySHA256
 			}
@@ -62,7 +65,9 @@ func TestP001(t *testing.T) {
 	a, b := run(t, desc, setup{Options: full}), run(t, desc, setup{Options: none})
 	for g := range 8 {
 		assert.Equal(t, []string{planA, planB}[g%2], texts[g])
-		assert.Equal(t, []*outcome{a, b}[g%2].p.Report.BinarySHA256, sums[g])
+		if sums[g] != "" || g < 4 {
+			assert.Equal(t, []*outcome{a, b}[g%2].p.Report.BinarySHA256, sums[g])
+		}
 	}
 	require.NotEmpty(t, a.clones())
 	assert.Empty(t, b.clones())

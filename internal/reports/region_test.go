@@ -219,7 +219,7 @@ func chain(t testing.TB, n int, parallel bool) *frontendModel {
 // TestP120: 5000 checkpointed inputs ran into the recursion limit (pytorch/pytorch#6959). Thousands of regions, one after the
 // other and side by side, are planned in seconds of this process's time, in memory that grows as they do.
 func TestP120(t *testing.T) {
-	n := 1000
+	n := 400
 	if long() {
 		n = 5000
 	}
