@@ -168,6 +168,9 @@ func ReadGraph(r io.Reader) (*Graph, error) {
 	var g *Graph
 	switch {
 	case f.Format == GraphFormat:
+		if err := known(data); err != nil {
+			return nil, err
+		}
 		g, err = f.graph()
 	case f.Format != "":
 		return nil, fmt.Errorf("planner: the file has format %q, want %q", clip(f.Format), GraphFormat)
@@ -207,6 +210,16 @@ func decode(data []byte, into any) error {
 	}
 	if dec.More() {
 		return fmt.Errorf("planner: there is more after the JSON document")
+	}
+	return nil
+}
+
+// known refuses a graph with a field that is none of ours: "input" for "inputs" would give another graph.
+func known(data []byte) error {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&fileGraph{}); err != nil {
+		return fmt.Errorf("planner: %s", strings.TrimPrefix(err.Error(), "json: "))
 	}
 	return nil
 }

@@ -277,6 +277,7 @@ func TestGraphFiles(t *testing.T) {
 	assert.Regexp(t, `^peak 140, cost 10 `, ok(t, "plan", g))
 	assert.Regexp(t, `^peak 140 of 150, cost 10 `, ok(t, "plan", g, "--budget", "150", "-o", p))
 	assert.Equal(t, "ok peak=140 cost=10\n", ok(t, "check", g, p))
+	assert.Regexp(t, `^peak 140 of 140, `, ok(t, "plan", g, "--budget", "min"))
 	doc := document(t, ok(t, "check", g, p, "--budget", "140", "--json"))
 	assert.Equal(t, map[string]any{"ok": true, "peak": 140.0, "cost": 10.0, "recomputed": 0.0}, doc)
 	plan := document(t, ok(t, "plan", g, "--json"))
@@ -305,6 +306,8 @@ func TestGraphFiles(t *testing.T) {
 	status, _, stderr := cli("plan", g, "--budget", "12MiB")
 	assert.Equal(t, 2, status)
 	assert.Contains(t, stderr, "a number in the file's unit")
+	_, _, stderr = cli("plan", g, "--budget", "100")
+	assert.Contains(t, stderr, "3 of the 3 ops are of unknown determinism")
 }
 
 // TestExplain shows values of a model and of a binary, by name and by layer.
@@ -489,6 +492,10 @@ func TestTrainErrors(t *testing.T) {
 	assert.Equal(t, 1, status)
 	assert.Contains(t, errs, "is too short")
 	assert.Contains(t, ok(t, "train", gpt, "--steps", "2", "--json"), `"done":true`)
+	// A run that is resumed keeps the seed that it began with.
+	seeded := filepath.Join(dir, "seeded.safetensors")
+	ok(t, "train", gpt, "--steps", "1", "--seed", "5", "--save", seeded)
+	assert.Contains(t, ok(t, "train", gpt, "--steps", "1", "--resume", seeded, "--json"), `"seed":5`)
 }
 
 // TestVerify: a planned program has the bits of the one that keeps everything and of the interpreter.

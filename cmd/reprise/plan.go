@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -93,7 +94,7 @@ func (a *app) planCmd() *cobra.Command {
 	f.register(cmd, true)
 	cmd.Flags().BoolVar(&against, "compare", false, "what the model costs under the policy, and under the planner's choice in the same bytes")
 	cmd.Flags().StringVarP(&out, "output", "o", "", "write the plan to this file")
-	cmd.Flags().IntVar(&pareto, "pareto", 0, "plan at so many budgets, from the smallest found to keeping everything")
+	cmd.Flags().IntVar(&pareto, "pareto", 0, "plan at so many budgets (--pareto=5), from the smallest found to keeping everything")
 	cmd.Flags().Lookup("pareto").NoOptDefVal = "9"
 	return cmd
 }
@@ -143,10 +144,17 @@ func readGraph(path string) (*planner.Graph, error) {
 	return g, nil
 }
 
-// graphBudget is a plain number in the file's unit, or a share of the peak without recomputation.
-func graphBudget(s string, g *planner.Graph) (int64, error) {
+// graphBudget is a plain number in the file's unit, a share of the peak without recomputation, or the smallest found.
+func graphBudget(ctx context.Context, s string, g *planner.Graph) (int64, error) {
 	if s == "" {
 		return -1, nil
+	}
+	if s == "min" {
+		plan, err := planner.MinBudgetOptions(ctx, g.Problem, planner.Options{})
+		if err != nil {
+			return 0, diag.Errorf("plan", "%s", plain(err))
+		}
+		return plan.PeakBytes, nil
 	}
 	if p, ok := strings.CutSuffix(s, "%"); ok {
 		x, err := strconv.ParseFloat(p, 64)
@@ -157,7 +165,7 @@ func graphBudget(s string, g *planner.Graph) (int64, error) {
 	}
 	n, err := strconv.ParseInt(s, 10, 64)
 	if err != nil || n <= 0 {
-		return 0, usageError{fmt.Errorf("budget %q: for a graph file give a number in the file's unit, or a percentage", s)}
+		return 0, usageError{fmt.Errorf("budget %q: for a graph file give a number in the file's unit, a percentage, or min", s)}
 	}
 	return n, nil
 }
@@ -167,7 +175,7 @@ func (a *app) planGraph(cmd *cobra.Command, path, budget, out string, limit time
 	if err != nil {
 		return err
 	}
-	b, err := graphBudget(budget, g)
+	b, err := graphBudget(cmd.Context(), budget, g)
 	if err != nil {
 		return err
 	}
@@ -178,6 +186,9 @@ func (a *app) planGraph(cmd *cobra.Command, path, budget, out string, limit time
 			Diag: diag.Errorf("budget", "%s", plain(inf)).WithHint("give at least --budget %d", inf.MinBudget)}
 		for _, v := range inf.Binding {
 			e.Binding = append(e.Binding, compile.Binding{Name: g.Problem.Values[v].Name, Bytes: g.Problem.Values[v].Bytes})
+		}
+		if n := unknown(g.Problem); n > 0 {
+			e.Diag = e.Diag.WithHint("give at least --budget %d; or, as %d of the %d ops are of unknown determinism and so run once, say which may run again: \"det\": \"exact\"", inf.MinBudget, n, len(g.Problem.Ops))
 		}
 		return e
 	}
@@ -204,6 +215,17 @@ func (a *app) planGraph(cmd *cobra.Command, path, budget, out string, limit time
 	fmt.Fprintf(a.out, "peak %d%s, cost %d (%.3f %% over %d); proven: at least %.3f %% (%s); %s, %.2f s\n", plan.PeakBytes, of,
 		plan.Cost, 100*plan.Overhead, plan.BaseCost, 100*(plan.Overhead-plan.Gap), plan.Proof, plan.Solver, plan.Seconds)
 	return nil
+}
+
+// unknown is how many ops run once for no reason but that nobody said that they may run again.
+func unknown(p *planner.Problem) int {
+	n := 0
+	for i := range p.Ops {
+		if p.Ops[i].Det == planner.DetUnknown && p.Ops[i].Effect == planner.EffectNone {
+			n++
+		}
+	}
+	return n
 }
 
 // graphCurve plans a graph file at n budgets; -o FILE.html draws the curve.
@@ -249,7 +271,7 @@ func (a *app) checkCmd() *cobra.Command {
 		Short:   "Replay a plan: is it legal, what are its peak and cost",
 		Example: "  reprise check graph.json plan.json --budget 70%",
 		Args:    args(cobra.ExactArgs(2)),
-		RunE: func(_ *cobra.Command, list []string) error {
+		RunE: func(cmd *cobra.Command, list []string) error {
 			g, err := readGraph(list[0])
 			if err != nil {
 				return err
@@ -264,7 +286,7 @@ func (a *app) checkCmd() *cobra.Command {
 				e.File = list[1]
 				return e
 			}
-			b, err := graphBudget(budget, g)
+			b, err := graphBudget(cmd.Context(), budget, g)
 			if err != nil {
 				return err
 			}
@@ -284,6 +306,6 @@ func (a *app) checkCmd() *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&budget, "budget", "", "a number in the file's unit, or a percentage of its peak without recomputation")
+	cmd.Flags().StringVar(&budget, "budget", "", "a number in the file's unit, a percentage of its peak without recomputation, or min")
 	return cmd
 }

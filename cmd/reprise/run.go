@@ -299,7 +299,10 @@ func (a *app) trainCmd() *cobra.Command {
 				return err
 			}
 			a.ruled(p.Report)
-			run := []string{"--steps", fmt.Sprint(steps), "--seed", fmt.Sprint(seed)}
+			run := []string{"--steps", fmt.Sprint(steps)}
+			if cmd.Flags().Changed("seed") { // a resumed run has its own
+				run = append(run, "--seed", fmt.Sprint(seed))
+			}
 			for _, o := range [][2]string{{"--data", data}, {"--save", save}, {"--resume", resume}, {"--init", initFile}} {
 				if o[1] != "" {
 					run = append(run, o[0], o[1])

@@ -94,6 +94,7 @@ func TestInfer(t *testing.T) {
 		p.fails("data", `m.npz has no array "x"`, "", "--input", "x=m.npz")
 		p.fails("io", "cannot make directory none/out: No such file or directory", "", "--input", "x=x.npy", "--output", "none/out")
 		p.fails("io", "cannot write text/out_y.npy: Not a directory; nothing was left behind", "", "--input", "x=x.npy", "--output", "text")
+		require.Contains(t, p.run("--help").stdout, "\n\ninputs: "+strings.TrimPrefix(inputs, "the model's inputs are ")+"\noutputs: ")
 		r := p.run("--input", "y=x.npy")
 		require.Equal(t, 2, r.status)
 		require.Equal(t, "affine: error: no input is named \"y\"\n  hint: "+inputs+"\n", r.stderr)

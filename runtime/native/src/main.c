@@ -48,6 +48,18 @@ static int report(const options *o, const rp_error *e) {
     return e->code == REPRISE_USAGE ? 2 : 1;
 }
 
+static void print_types(const char *label, int role) {
+    char type[256];
+    const char *sep = label;
+    for (int i = 0; i < model->nvalues; i++) {
+        const rp_value *v = &model->values[i];
+        if (v->role != role) continue;
+        printf("%s%s %s", sep, v->name, rp_type_string(type, sizeof type, v->dtype, v->rank, v->shape));
+        sep = ", ";
+    }
+    if (sep != label) printf("\n");
+}
+
 static void help(const options *o) {
     if (model->train)
         printf("%s trains %s, compiled by reprise for %s.\n\n"
@@ -64,7 +76,8 @@ static void help(const options *o) {
     else
         printf("%s runs %s, compiled by reprise for %s.\n\n"
                "usage: %s [--input NAME=FILE.npy]... [--output DIR] [flags]\n\n"
-               "  --input NAME=FILE an input, .npy (or an array of that name in .npz, .safetensors)\n"
+               "  --input NAME=FILE an input, .npy (or an array of that name in .npz, .safetensors); one that is not\n"
+               "                    given is made from the seed\n"
                "  --output DIR      write each output to DIR/NAME.npy\n"
                "  --init FILE       take the parameters from a .safetensors file\n"
                "  --repeat N        run N times, for timing (default 1)\n"
@@ -77,9 +90,11 @@ static void help(const options *o) {
            "  --counts          print how often each op of the plan ran, forward and recomputed\n"
            "  --poison          test: overwrite all memory but the state before each step\n"
            "  --describe        print the signature and the plan as JSON\n"
-           "  --help\n\n"
-           "memory: %.1f MiB for the arena, promised and exact; up to 16 MiB beside it\n",
-           rp_cpu_count(), (double)model->arena_bytes / (1 << 20));
+           "  --help\n\n",
+           rp_cpu_count());
+    print_types("inputs: ", RP_INPUT);
+    print_types("outputs: ", RP_OUTPUT);
+    printf("memory: %.1f MiB for the arena, promised and exact; up to 16 MiB beside it\n", (double)model->arena_bytes / (1 << 20));
 }
 
 /* ---- flags ---- */
