@@ -32,6 +32,8 @@ func TestBadGraphs(t *testing.T) {
 		{"two producers", head + `"ops":[{"name":"f","outputs":[0]},{"name":"g","outputs":[0]}],"values":[{"name":"x"}]}`, `produced by op 0 "f" and by op 1 "g"`},
 		{"cycle", head + `"ops":[{"name":"f","inputs":[1],"outputs":[0]},{"name":"g","inputs":[0],"outputs":[1]}],"values":[{"name":"x"},{"name":"y"}]}`, "cycle"},
 		{"order", head + `"ops":[{"name":"f","outputs":[0]},{"name":"g","inputs":[0]}],"values":[{"name":"x"}],"order":[1,0]}`, `runs op 1 "g" at 0 before op 0 "f"`},
+		{"a number for a list", `{"cost":3}`, `line 1: "cost" has a value of kind number`},
+		{"a list", `[1]`, "line 1: the document has a value of kind array"},
 		{"misspelt field", head + `"ops":[{"name":"f","input":["x"]}],"values":[{"name":"x","resident":true}]}`, `unknown field "input"`},
 		{"index", head + `"ops":[{"name":"f","inputs":[-1]}],"values":[]}`, "not an index"},
 		{"pair", head + `"ops":[{"name":"f","inplace":[[0]]}],"values":[{"name":"x","resident":true}]}`, "in-place pair of 1"},

@@ -206,6 +206,13 @@ func decode(data []byte, into any) error {
 			at = se.Offset
 		}
 		line := 1 + bytes.Count(data[:min(int(at), len(data))], []byte("\n"))
+		if te, ok := err.(*json.UnmarshalTypeError); ok {
+			what := "the document"
+			if te.Field != "" {
+				what = strconv.Quote(te.Field)
+			}
+			return fmt.Errorf("planner: line %d: %s has a value of kind %s, which does not belong there", line, what, te.Value)
+		}
 		return fmt.Errorf("planner: line %d: %w", line, err)
 	}
 	if dec.More() {

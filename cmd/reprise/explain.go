@@ -29,7 +29,12 @@ func (a *app) explainCmd() *cobra.Command {
 		Long: `Shows what became of every value of a step and why: of a compiled model, which carries its
 plan, of a plan's file, or of a model that is planned now. With --html it writes a page that
 needs nothing else: memory by layer over the step, what is in memory at the peak, every
-value, the schedule with what is run again, and the plan's certificate.`,
+value, the schedule with what is run again, and the plan's certificate.
+
+Fates: resident (state and inputs, in memory all the time), saved, recomputed, pinned (run
+once because it must not run twice), local (read right after it is made), in-place (written
+over what nothing reads any more), view (another shape of the same memory), constant, and
+fused 3× (never in memory: each of three readers computes it for itself).`,
 		Example: `  reprise explain ./gpt
   reprise explain ./gpt 'layers.3.*'
   reprise explain ./gpt --html gpt.html
@@ -90,7 +95,10 @@ func (a *app) explainText(r compile.Report, e *compile.Explanation, values []com
 	fmt.Fprintln(w, "BYTES\tFATE\tVALUE\tTYPE\tLAYER\tWHY")
 	for _, v := range values {
 		fate := v.Fate
-		if v.Runs > 2 {
+		switch {
+		case v.Fate == compile.FateFused && v.Runs > 1: // by so many readers
+			fate += fmt.Sprintf(" %d×", v.Runs)
+		case v.Runs > 2:
 			fate += fmt.Sprintf(" %d×", v.Runs-1)
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", compile.Bytes(v.Bytes), fate, v.Name, v.Type, v.Layer, v.Reason)

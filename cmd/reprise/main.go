@@ -136,7 +136,7 @@ proof of how close to optimal its plan is.
 
 MODEL is a builtin (builtin:gpt,layers=2 …: see "reprise models") or a file in the
 text form of the IR (.ir). Budgets are bytes (512MiB, 1.5GB), a share of what keeping
-everything takes (60%), or min.`,
+everything takes (60%), min, or fit: what this machine has free.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}

@@ -39,7 +39,7 @@ type modelFlags struct {
 
 func (f *modelFlags) register(cmd *cobra.Command, train bool) {
 	fl := cmd.Flags()
-	fl.StringVar(&f.budget, "budget", "", "bytes of the arena: 512MiB, 60% of what keeping everything takes, or min")
+	fl.StringVar(&f.budget, "budget", "", "bytes of the arena: 512MiB, 60% of what keeping everything takes, min, or fit: what this machine has free; of a graph file a number in its unit, a percentage or min")
 	fl.StringVar(&f.target, "target", "cpu", "cpu, cpu:native, cpu:x86-64-v3 or cpu:x86-64-v4")
 	if train {
 		fl.BoolVar(&f.train, "train", false, "a training step instead of inference")

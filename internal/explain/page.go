@@ -114,7 +114,7 @@ func atPeak(b *strings.Builder, e *compile.Explanation) {
 		}
 	}
 	slices.SortStableFunc(live, func(a, c compile.StretchReport) int { return int(min(1, max(-1, c.Bytes-a.Bytes))) })
-	fmt.Fprintf(b, "<h2>In memory at the peak</h2>\n<p>At %s.</p>\n<table id=\"atpeak\"><thead><tr><th>value</th><th>layer</th><th class=\"n\">bytes</th><th>fate</th><th>why</th></tr></thead><tbody>", escape(position(m, e)))
+	fmt.Fprintf(b, "<h2>In memory at the peak</h2>\n<p>At %s. Memory goes by the first value in it, over which another may be written by then.</p>\n<table id=\"atpeak\"><thead><tr><th>value</th><th>layer</th><th class=\"n\">bytes</th><th>fate</th><th>why</th></tr></thead><tbody>", escape(position(m, e)))
 	row := func(name, layer string, bytes int64, fate, why string) {
 		fmt.Fprintf(b, "<tr><td>%s</td><td>%s</td><td class=\"n\" data-bytes=\"%d\">%d</td><td>%s</td><td>%s</td></tr>\n", escape(name), escape(layer), bytes, bytes, fate, escape(why))
 	}
