@@ -157,6 +157,10 @@ type search struct {
 	before     []int32 // best before annealing of an array, which may lead into another valley
 	beforeCost int64
 
+	found struct { // what findSmallest found, once
+		seq  []int32
+		peak int64
+	}
 	lowSeq  []int32 // smallest peak seen
 	lowPeak int64
 }
@@ -761,6 +765,17 @@ func (s *search) plan(seq []int32, solver string) (*Plan, error) {
 // not depend on the budget or the steps of the search, so that what MinBudget
 // finds, Solve finds.
 func (s *search) smallest() []int32 {
+	if s.found.seq == nil {
+		s.found.seq, s.found.peak = s.findSmallest()
+	}
+	if s.lowSeq != nil && s.lowPeak < s.found.peak {
+		return s.lowSeq
+	}
+	return s.found.seq
+}
+
+// findSmallest is smallest without what other solvers came upon.
+func (s *search) findSmallest() ([]int32, int64) {
 	var best []int32
 	peak := int64(math.MaxInt64)
 	for _, o := range s.orders {
@@ -821,10 +836,7 @@ func (s *search) smallest() []int32 {
 			}
 		}
 	}
-	if s.lowSeq != nil && s.lowPeak < peak {
-		return s.lowSeq
-	}
-	return best
+	return best, peak
 }
 
 // least is smallest as a sequence that obeys all policies. The error is a
