@@ -78,8 +78,9 @@ type storageInstance struct {
 // released right after its last use. A storage that holds an output lives to
 // the end. Views use the storage of what they view, and keep it alive.
 //
-// If plan.Cost or plan.PeakBytes is not zero it must be what the replay
-// measures.
+// What the plan says of its cost, peak, base cost, overhead and gap must be
+// what the replay measures, unless it is zero; its budget and arena must hold
+// the peak, and its bound must not be above its cost.
 func Check(p *Problem, plan *Plan, budget int64) (Report, error) {
 	if err := p.Validate(); err != nil {
 		return Report{}, err
@@ -118,10 +119,38 @@ func Check(p *Problem, plan *Plan, budget int64) (Report, error) {
 	if plan.PeakBytes != 0 && plan.PeakBytes != rep.PeakBytes {
 		return rep, r.violation(RuleClaim, rep.PeakPos, -1, -1, "the plan claims a peak of %d bytes, the replay measures %d", plan.PeakBytes, rep.PeakBytes)
 	}
+	if msg := falseClaim(plan, rep); msg != "" {
+		return rep, r.violation(RuleClaim, -1, -1, -1, "%s", msg)
+	}
 	if v := r.checkPlacements(plan, budget); v != nil {
 		return rep, v
 	}
 	return rep, nil
+}
+
+// falseClaim says which other number of a plan can't be; zeros claim nothing. What a bound is worth
+// can't be seen from a plan, but one above the plan's own cost is none.
+func falseClaim(plan *Plan, rep Report) string {
+	off := func(claim float64, less int64) bool {
+		return claim != 0 && rep.BaseCost > 0 && !(math.Abs(claim-float64(rep.Cost-less)/float64(rep.BaseCost)) <= 1e-6)
+	}
+	switch {
+	case plan.BaseCost != 0 && plan.BaseCost != rep.BaseCost:
+		return fmt.Sprintf("the plan claims a cost without recomputation of %d, the replay measures %d", plan.BaseCost, rep.BaseCost)
+	case plan.LowerBound > rep.Cost:
+		return fmt.Sprintf("the plan claims that no plan costs less than %d, and costs %d itself", plan.LowerBound, rep.Cost)
+	case plan.BudgetBytes < 0:
+		return fmt.Sprintf("the plan claims a budget of %d bytes", plan.BudgetBytes)
+	case plan.BudgetBytes > 0 && plan.BudgetBytes < rep.PeakBytes:
+		return fmt.Sprintf("the plan claims a budget of %d bytes, the replay measures a peak of %d", plan.BudgetBytes, rep.PeakBytes)
+	case plan.ArenaBytes != 0 && plan.ArenaBytes < rep.PeakBytes:
+		return fmt.Sprintf("the plan claims an arena of %d bytes, the replay measures a peak of %d", plan.ArenaBytes, rep.PeakBytes)
+	case off(plan.Overhead, rep.BaseCost):
+		return fmt.Sprintf("the plan claims an overhead of %g, the replay measures %g", plan.Overhead, float64(rep.Cost-rep.BaseCost)/float64(rep.BaseCost))
+	case plan.LowerBound != 0 && off(plan.Gap, plan.LowerBound):
+		return fmt.Sprintf("the plan claims a gap of %g between its cost of %d and its bound of %d", plan.Gap, rep.Cost, plan.LowerBound)
+	}
+	return ""
 }
 
 type replay struct {

@@ -54,7 +54,7 @@ func solveOffload(ctx context.Context, p *Problem, opt Options) (*Plan, error) {
 	}
 	budget := opt.Budget
 	if budget <= 0 {
-		budget = math.MaxInt64 / 4
+		budget = unlimited
 	}
 	inner := opt
 	inner.Layout, inner.Progress = false, nil
@@ -124,7 +124,7 @@ func solveOffload(ctx context.Context, p *Problem, opt Options) (*Plan, error) {
 		}
 		best = low
 	}
-	best.BudgetBytes, best.Steps, best.Seed = opt.Budget, steps, opt.Seed
+	best.BudgetBytes, best.Steps, best.Seed = max(opt.Budget, 0), steps, opt.Seed
 	if opt.Layout {
 		for asked := budget; ; budget -= max(1, best.ArenaBytes-asked) {
 			if moved := moveAway(p, best, budget); moved != nil {
@@ -139,7 +139,7 @@ func solveOffload(ctx context.Context, p *Problem, opt Options) (*Plan, error) {
 				break
 			}
 		}
-		best.BudgetBytes, best.Steps, best.Seed = opt.Budget, steps, opt.Seed
+		best.BudgetBytes, best.Steps, best.Seed = max(opt.Budget, 0), steps, opt.Seed
 	}
 	best.Seconds = time.Since(start).Seconds()
 	return best, nil
@@ -178,9 +178,25 @@ func minOffload(ctx context.Context, p *Problem, opt Options) (*Plan, error) {
 		}
 	}
 	if best == nil {
-		return nil, &InfeasibleError{LowerBoundBytes: floor, MinBudget: low.PeakBytes}
+		return nil, immovable(p) // all fits in hi but what must be offloaded
 	}
 	return best, nil
+}
+
+// immovable reports that what must be offloaded can't be, at any budget.
+func immovable(p *Problem) error {
+	first, n, bytes := -1, 0, int64(0)
+	for v := range p.Values {
+		if p.Values[v].Policy != MustOffload {
+			continue
+		}
+		if first < 0 {
+			first = v
+		}
+		n, bytes = n+1, bytes+p.Values[v].Bytes
+	}
+	return valueErr(first, "%s must be offloaded, as must %d others (%d bytes in all), and no order was found in which the link can move them: host memory has %d bytes, and each has to go and return between two of its uses",
+		p.valueName(first), n-1, bytes, p.Offload.HostBytes)
 }
 
 // gap is a wait of memory between two uses.

@@ -167,7 +167,7 @@ type search struct {
 
 func newSearch(ctx context.Context, p *Problem, opt Options) *search {
 	if opt.Budget <= 0 {
-		opt.Budget = math.MaxInt64 / 4
+		opt.Budget = unlimited
 	}
 	m := newModel(p)
 	s := &search{ctx: ctx, p: p, m: m, opt: opt, start: time.Now(), sim: newSimulator(m), cost: math.MaxInt64,
@@ -260,11 +260,27 @@ func (s *search) report(solver string) {
 	s.opt.Progress(pr)
 }
 
+// unlimited is the budget of a search that has none.
+const unlimited = math.MaxInt64 / 4
+
+// claimed is the budget that a plan names: 0 is none.
+func claimed(budget int64) int64 {
+	if budget == unlimited {
+		return 0
+	}
+	return budget
+}
+
 func (s *search) solve() (*Plan, error) {
 	asked := s.opt.Budget
+	var lower int64 // the bound of the first round is about what was asked for, later ones are about less
+	var proof string
 	for {
 		s.best, s.cost = nil, math.MaxInt64
 		s.attempt()
+		if proof == "" {
+			lower, proof = s.lower, s.proof
+		}
 		if s.best == nil {
 			return nil, s.infeasible(asked)
 		}
@@ -272,7 +288,8 @@ func (s *search) solve() (*Plan, error) {
 		if err != nil {
 			return nil, err
 		}
-		plan.BudgetBytes = asked
+		plan.BudgetBytes, plan.LowerBound, plan.Proof = claimed(asked), lower, proof
+		plan.finish()
 		if !s.opt.Layout || plan.ArenaBytes <= asked {
 			if _, err := Check(s.p, plan, asked); err != nil {
 				return nil, fmt.Errorf("planner: BUG: a solver made an illegal plan: %w", err)
@@ -398,8 +415,8 @@ func (s *search) below() {
 
 // exhaust solves small problems outright.
 func (s *search) exhaust() bool {
-	if s.m.n > 12 || len(s.m.size) > 14 || s.m.tolled {
-		return false
+	if s.m.n > 12 || len(s.m.size) > 14 || s.m.tolled || len(s.m.must) > 0 {
+		return false // the search does not know rules that want something computed again
 	}
 	seq, cost, known := exact(s.m, s.opt.Budget, 1<<17, s.stopped)
 	if !known {
@@ -737,7 +754,7 @@ func (s *search) greedy(order []int32, budget int64, v greedyVariant, weight []f
 
 // plan turns a sequence into a checked plan.
 func (s *search) plan(seq []int32, solver string) (*Plan, error) {
-	plan := &Plan{Order: s.m.emit(seq), Solver: solver, Seed: s.opt.Seed, BudgetBytes: s.opt.Budget,
+	plan := &Plan{Order: s.m.emit(seq), Solver: solver, Seed: s.opt.Seed,
 		LowerBound: s.lower, Proof: s.proof, Steps: s.steps}
 	rep, err := Check(s.p, plan, -1)
 	if err != nil {
@@ -805,7 +822,7 @@ func (s *search) findSmallest() ([]int32, int64) {
 			}
 		}
 	}
-	if s.m.n <= 12 && len(s.m.size) <= 14 && !s.m.tolled {
+	if s.m.n <= 12 && len(s.m.size) <= 14 && !s.m.tolled && len(s.m.must) == 0 {
 		for lo, hi := low, peak; lo < hi; {
 			mid := lo + (hi-lo)/2
 			seq, _, known := exact(s.m, mid, 1<<17, s.stopped)
@@ -885,6 +902,7 @@ func (s *search) infeasible(asked int64) error {
 	if err != nil {
 		return err
 	}
+	s.lower, s.proof = s.m.base+s.m.atLeast, ProofBase // what is known of the budget asked for says nothing of this plan's
 	plan, err := s.plan(seq, "min-budget")
 	if err != nil {
 		return err

@@ -169,13 +169,7 @@ func parseEmit(list []string, opt *compile.Options) (*emitted, error) {
 }
 
 func (e *emitted) write(ctx context.Context, p *compile.Program, out string) error {
-	put := func(name, text string) error {
-		tmp := name + ".tmp"
-		if err := os.WriteFile(tmp, []byte(text), 0o666); err != nil {
-			return diag.Errorf("io", "%v", err)
-		}
-		return os.Rename(tmp, name)
-	}
+	put := func(name, text string) error { return writeFile(name, []byte(text)) }
 	if e.ir {
 		if err := put(out+".ir", p.Step.String()); err != nil {
 			return err

@@ -127,6 +127,15 @@ func matching(values []compile.ValueReport, want string) ([]compile.ValueReport,
 
 func (a *app) explained(cmd *cobra.Command, f *modelFlags, arg string) (*compile.Explanation, compile.Report, error) {
 	var r compile.Report
+	made := "and a compiled program is explained as it was made"
+	if strings.HasSuffix(arg, ".json") {
+		made = "and a plan's file is explained as it was written"
+	}
+	if isBinary(arg) || strings.HasSuffix(arg, ".json") {
+		if err := f.settled("explain", made); err != nil {
+			return nil, r, err
+		}
+	}
 	if isBinary(arg) {
 		d, err := exe.ReadDescription(arg)
 		if err != nil {

@@ -34,11 +34,13 @@ type modelFlags struct {
 	allowUnmatched bool
 	costs          string
 
-	temporary bool // the program lies elsewhere than the libraries of its foreign kernels
+	given     func(flag string) bool // on the command line
+	temporary bool                   // the program lies elsewhere than the libraries of its foreign kernels
 }
 
 func (f *modelFlags) register(cmd *cobra.Command, train bool) {
 	fl := cmd.Flags()
+	f.given = fl.Changed
 	fl.StringVar(&f.budget, "budget", "", "bytes of the arena: 512MiB, 60% of what keeping everything takes, min, or fit: what this machine has free; of a graph file a number in its unit, a percentage or min")
 	fl.StringVar(&f.target, "target", "cpu", "cpu, cpu:native, cpu:x86-64-v3 or cpu:x86-64-v4")
 	if train {
@@ -69,6 +71,16 @@ func completeModel(_ *cobra.Command, list []string, _ string) ([]string, cobra.S
 	return names, cobra.ShellCompDirectiveDefault
 }
 
+// settled reports flags that say how a model is made, given for what is made already.
+func (f *modelFlags) settled(command, what string) error {
+	for _, name := range []string{"budget", "target", "train", "loss", "optimizer", "lr", "set", "bind", "costs", "time-limit", "policy", "rule", "allow-unmatched"} {
+		if f.given(name) {
+			return usageError{fmt.Errorf("%s: --%s is for models, %s", command, name, what)}
+		}
+	}
+	return nil
+}
+
 func (f *modelFlags) load(arg string) (*frontend.Model, error) {
 	o := frontend.Options{Train: f.train, Settings: append([]string{}, f.set...), Loss: f.loss, Bind: map[string][]int64{}}
 	if f.optimizer != "" {
@@ -96,6 +108,14 @@ func (f *modelFlags) load(arg string) (*frontend.Model, error) {
 }
 
 func (f *modelFlags) options() (compile.Options, error) {
+	for _, x := range [][2]string{{"budget", f.budget}, {"policy", f.policy}, {"target", f.target}} {
+		if x[1] == "" && f.given != nil && f.given(x[0]) { // as from a variable of the shell that is not set
+			return compile.Options{}, usageError{fmt.Errorf("--%s is given and empty", x[0])}
+		}
+	}
+	if f.timeLimit < 0 {
+		return compile.Options{}, usageError{fmt.Errorf("--time-limit %v is negative", f.timeLimit)}
+	}
 	b, err := compile.ParseBudget(f.budget)
 	if err != nil {
 		return compile.Options{}, usageError{err}

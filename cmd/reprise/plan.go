@@ -31,9 +31,26 @@ func (a *app) planCmd() *cobra.Command {
   reprise plan graph.json --budget 70% -o plan.json --json`,
 		Args: args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, list []string) error {
-			if strings.HasSuffix(list[0], ".json") && !strings.HasSuffix(list[0], "config.json") {
+			given := cmd.Flags().Changed
+			graph := strings.HasSuffix(list[0], ".json") && !strings.HasSuffix(list[0], "config.json")
+			switch {
+			case given("pareto") && (pareto < 1 || pareto > maxPareto):
+				return usageError{fmt.Errorf("plan: --pareto=%d: want 1 to %d budgets", pareto, maxPareto)}
+			case given("pareto") && f.budget != "":
+				return usageError{fmt.Errorf("plan: --pareto chooses the budgets: leave --budget out")}
+			case against && (given("pareto") || f.budget != "" || out != ""):
+				return usageError{fmt.Errorf("plan: --compare goes by the policy alone, and writes no plan: leave --budget, --pareto and -o out")}
+			case given("pareto") && out != "" && !graph:
+				return usageError{fmt.Errorf("plan: the curve of a model is no plan: leave -o out, --json prints it")}
+			}
+			if graph {
 				if f.policy != "" || f.rules != nil || against {
 					return usageError{fmt.Errorf("plan: policies are for models; a graph file says it of each value, in \"policy\"")}
+				}
+				for _, name := range []string{"train", "loss", "optimizer", "lr", "set", "bind", "costs", "target", "allow-unmatched"} {
+					if given(name) {
+						return usageError{fmt.Errorf("plan: --%s is for models, %s is a graph file", name, list[0])}
+					}
 				}
 				if pareto > 0 {
 					return a.graphCurve(cmd, list[0], out, pareto)
@@ -99,6 +116,9 @@ func (a *app) planCmd() *cobra.Command {
 	return cmd
 }
 
+// maxPareto is the most budgets of one curve.
+const maxPareto = 1000
+
 // curve prints memory against time.
 func (a *app) curve(c *compile.Curve) {
 	if a.json {
@@ -114,21 +134,45 @@ func (a *app) curve(c *compile.Curve) {
 	_ = w.Flush()
 }
 
-// writeFile replaces a file whole or not at all.
+// writeFile replaces a file whole or not at all. What is no file (a terminal, a pipe, /dev/null) is
+// written to and stays what it is.
 func writeFile(name string, data []byte) error {
-	tmp := name + ".tmp"
-	if err := os.WriteFile(tmp, data, 0o666); err != nil {
-		return diag.Errorf("io", "can't write %s: %v", name, err)
+	fail := func(err error) error { return diag.Errorf("io", "can't write %s: %v", name, cause(err)) }
+	if at, err := os.Stat(name); err == nil && !at.Mode().IsRegular() {
+		if err := os.WriteFile(name, data, 0o666); err != nil {
+			return fail(err)
+		}
+		return nil
 	}
-	if err := os.Rename(tmp, name); err != nil {
+	tmp := fmt.Sprintf("%s.tmp.%d", name, os.Getpid())
+	err := os.WriteFile(tmp, data, 0o666)
+	if err == nil {
+		err = os.Rename(tmp, name)
+	}
+	if err != nil {
 		_ = os.Remove(tmp)
-		return diag.Errorf("io", "can't write %s: %v", name, err)
+		return fail(err)
 	}
 	return nil
 }
 
+// cause is what the system said, without the call and the paths around it.
+func cause(err error) error {
+	for e := errors.Unwrap(err); e != nil; e = errors.Unwrap(err) {
+		err = e
+	}
+	return err
+}
+
 // plain is the planner's message without its name.
 func plain(err error) string { return strings.TrimPrefix(err.Error(), "planner: ") }
+
+// graphError is what the planner says of a graph file.
+func graphError(path string, err error) error {
+	e := diag.Errorf("graph", "%s", plain(err))
+	e.File = path
+	return e
+}
 
 func readGraph(path string) (*planner.Graph, error) {
 	data, err := os.ReadFile(path)
@@ -137,9 +181,7 @@ func readGraph(path string) (*planner.Graph, error) {
 	}
 	g, err := planner.ReadGraph(bytes.NewReader(data))
 	if err != nil {
-		e := diag.Errorf("graph", "%s", plain(err))
-		e.File = path
-		return nil, e
+		return nil, graphError(path, err)
 	}
 	return g, nil
 }
@@ -193,7 +235,7 @@ func (a *app) planGraph(cmd *cobra.Command, path, budget, out string, limit time
 		return e
 	}
 	if err != nil {
-		return err
+		return graphError(path, err)
 	}
 	var buf bytes.Buffer
 	if err := planner.WritePlan(&buf, plan); err != nil {
@@ -236,7 +278,7 @@ func (a *app) graphCurve(cmd *cobra.Command, path, out string, n int) error {
 	}
 	c, err := planner.Pareto(cmd.Context(), g.Problem, n, g.FirstBackward, planner.Options{})
 	if err != nil {
-		return diag.Errorf("plan", "%v", err)
+		return graphError(path, err)
 	}
 	if out != "" {
 		var buf bytes.Buffer

@@ -34,6 +34,17 @@ func (a *app) runCmd() *cobra.Command {
   reprise run model.ir --input x=x.npy --interpret --output results`,
 		Args: args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, list []string) error {
+			switch {
+			case repeat < 1:
+				return usageError{fmt.Errorf("run: --repeat %d: want at least 1", repeat)}
+			case threads < 0:
+				return usageError{fmt.Errorf("run: --threads %d: want 0 (all) or more", threads)}
+			}
+			if isBinary(list[0]) {
+				if err := f.settled("run", "and a compiled program runs as it was made"); err != nil {
+					return err
+				}
+			}
 			if interpret {
 				return a.interpret(&f, list[0], inputs, output)
 			}
@@ -104,7 +115,10 @@ func (a *app) exec(cmd *cobra.Command, bin string, list []string) error {
 		if code := ee.ExitCode(); code >= 0 {
 			return exitStatus(code)
 		}
-		return exitStatus(1)
+		if err := cmd.Context().Err(); err != nil {
+			return err
+		}
+		return diag.Errorf("run", "the program was ended by the system: %v", ee).WithHint("compile it again: its file may be damaged, or the machine short of memory")
 	}
 	if err != nil {
 		return diag.Errorf("run", "%v", err)

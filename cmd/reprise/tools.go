@@ -41,6 +41,29 @@ func (a *app) optCmd() *cobra.Command {
   reprise opt --list`,
 		Args: args(cobra.MaximumNArgs(1)),
 		RunE: func(_ *cobra.Command, list []string) error {
+			if listPasses && a.json {
+				type row struct {
+					Name string `json:"name"`
+					Doc  string `json:"doc"`
+				}
+				type edge struct {
+					Before string `json:"before"`
+					After  string `json:"after"`
+					Why    string `json:"why"`
+				}
+				var doc struct {
+					Passes []row  `json:"passes"`
+					Edges  []edge `json:"edges"`
+				}
+				for _, p := range passes.Table() {
+					doc.Passes = append(doc.Passes, row{p.Name, p.Doc})
+				}
+				for _, e := range passes.Edges() {
+					doc.Edges = append(doc.Edges, edge{e.Before, e.After, e.Why})
+				}
+				a.print(doc)
+				return nil
+			}
 			if listPasses {
 				for _, p := range passes.Table() {
 					fmt.Fprintf(a.out, "%-10s %s\n", p.Name, p.Doc)
@@ -88,6 +111,10 @@ func (a *app) optCmd() *cobra.Command {
 					return reproducer(err)
 				}
 			}
+			if a.json {
+				a.print(map[string]any{"module": m.String()})
+				return nil
+			}
 			fmt.Fprint(a.out, m.String())
 			return nil
 		},
@@ -114,6 +141,22 @@ func (a *app) modelsCmd() *cobra.Command {
 	return &cobra.Command{
 		Use: "models", Short: "List the builtin models, their sizes and their options", Example: "  reprise models", Args: args(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
+			if a.json {
+				type row struct {
+					Name string `json:"name"`
+					Help string `json:"help"`
+				}
+				var rows []row
+				for _, b := range nn.Builtins() {
+					text, err := b.Help()
+					if err != nil {
+						return err
+					}
+					rows = append(rows, row{b.Name, text})
+				}
+				a.print(rows)
+				return nil
+			}
 			for i, b := range nn.Builtins() {
 				if i > 0 {
 					fmt.Fprintln(a.out)

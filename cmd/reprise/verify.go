@@ -60,6 +60,14 @@ first op that differs is reported with its layer, values and producers.`,
 		Example: "  reprise verify builtin:gpt,layers=2,d=64,heads=2,seq=32,batch=2 --budget min",
 		Args:    args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, list []string) error {
+			switch {
+			case steps < 1:
+				return usageError{fmt.Errorf("verify: --steps %d: want at least 1, nothing is shown by less", steps)}
+			case interpret != "auto" && interpret != "always" && interpret != "never":
+				return usageError{fmt.Errorf("verify: --interpret %q: want auto, always or never", interpret)}
+			case probe < 0:
+				return usageError{fmt.Errorf("verify: --probe %d: want at least 0", probe)}
+			}
 			f.train = !infer
 			if f.budget == "" && f.policy == "" && f.rules == nil { // a policy is verified as it is
 				f.budget = "min"

@@ -155,6 +155,11 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 		if least.arena > all.arena && !restricted {
 			least = all
 		}
+		if restricted { // the policy by itself may take less than what the search found
+			if obeys, err := pl.obeying(); err == nil && obeys.arena < least.arena {
+				least = obeys
+			}
+		}
 	}
 	switch {
 	case restricted && pl.alone:

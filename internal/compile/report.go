@@ -76,7 +76,7 @@ func newReport(m *frontend.Model, t cpu.Target, limit int64, p, all, least *plan
 		Recomputed: p.applied.Recomputed, RecomputeNs: p.plan.Cost - p.plan.BaseCost,
 		PeakPosition: e.Memory.PeakPosition, PeakOp: e.Memory.PeakOp, PeakLayer: e.Memory.PeakLayer, InputSHA256: m.SHA256, Policy: p.rules}
 	if least != nil {
-		r.MinBudgetBytes = least.arena
+		r.MinBudgetBytes = min(least.arena, p.arena) // the search by cost may find what the search by bytes did not
 	}
 	r.RecomputeAllowed, r.NoCostModel = p.problem.AllowedLayers(), p.problem.NoCost
 	r.Warnings, r.Costs = warnings(p.problem), p.costs

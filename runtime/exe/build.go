@@ -236,6 +236,12 @@ func install(data []byte, path string, mode os.FileMode) (err error) {
 		}
 		return &Error{Code: "io", Message: fmt.Sprintf("cannot write %s: %v", path, err)}
 	}
+	if at, err := os.Stat(path); err == nil && !at.Mode().IsRegular() {
+		if at.IsDir() {
+			return fail(errors.New("it is a directory"))
+		}
+		return fail(errors.New("it is no regular file, and would be replaced by one"))
+	}
 	var f *os.File
 	var temporary string
 	for i := 0; f == nil; i++ { // another build of this process may be writing to the same place

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "rp.h"
@@ -443,6 +444,13 @@ int rp_write_all(int fd, const void *data, size_t bytes) {
 
 int rp_file_replace(const char *path, rp_fill *fill, const void *context, rp_error *e) {
     char temporary[PATH_MAX], dir[PATH_MAX];
+    struct stat at;
+    if (stat(path, &at) == 0 && !S_ISREG(at.st_mode)) { /* a pipe, a device: it is written to, not replaced */
+        int fd = open(path, O_WRONLY | O_CLOEXEC);
+        int error = fd < 0 ? errno : fill(fd, context);
+        if (fd >= 0 && close(fd) != 0 && error == 0) error = errno;
+        return error == 0 ? REPRISE_OK : rp_fail(e, REPRISE_IO, NULL, "cannot write %s: %s", path, strerror(error));
+    }
     if ((size_t)snprintf(temporary, sizeof temporary, "%s.tmp.%ld", path, (long)getpid()) >= sizeof temporary)
         return rp_fail(e, REPRISE_IO, NULL, "cannot write %s: %s", path, strerror(ENAMETOOLONG));
     unlink(temporary); /* of a process that had this number and was killed */
