@@ -2,12 +2,16 @@ package compile
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"reprise/frontend"
+	"reprise/frontend/nn"
+	"reprise/ir/dtype"
+	"reprise/passes/lower"
 )
 
 // Fusing makes no plan worse: at every budget the program costs at most what the one with nothing fused
@@ -74,6 +78,42 @@ func TestFusing(t *testing.T) {
 			require.LessOrEqual(t, floor, smaller.arena)
 			require.Positive(t, floor)
 		})
+	}
+}
+
+// TestKnownOps: an op that lost a result, since its only reader was fused into others, is not taken for the op it
+// was; its kernel would write a result that is not there.
+func TestKnownOps(t *testing.T) {
+	m, err := nn.Infer(nn.Model{Name: "chain", Predict: func(s *nn.Scope) {
+		h := s.Linear("in", s.Input("x", dtype.F32, []int64{32, 64}, nn.Normal01), 32)
+		for i := range 2 {
+			l := s.In(fmt.Sprintf("layers.%d", i))
+			h = nn.Name(l.Gelu(l.Linear("fc", h, 32)), "h")
+			h = l.Softmax(l.Linear("fc2", h, 32))
+		}
+		s.Output("logits", s.Linear("out", h, 10))
+	}})
+	require.NoError(t, err)
+	opt := Options{PlanSteps: 100}
+	grouped, err := Prepare(m, opt)
+	require.NoError(t, err)
+	pl := newPlanning(context.Background(), grouped, opt)
+	vs, err := pl.chain()
+	require.NoError(t, err)
+	require.Greater(t, len(vs), 1)
+	for _, v := range vs {
+		pr, err := pl.state(v)
+		require.NoError(t, err)
+		for i, low := range pr.Lowered {
+			if low == nil {
+				continue
+			}
+			for _, l := range low.Launches {
+				for _, a := range l.Args {
+					require.False(t, a.Kind == lower.Result && a.Index >= len(pr.Ops[i].Results), pr.Ops[i].String())
+				}
+			}
+		}
 	}
 }
 

@@ -61,13 +61,14 @@ type Options struct {
 type Known struct {
 	Lowered         *lower.Lowered
 	Cost, Workspace int64
+	Results         int // of the op: one that lost or got a result is another op
 }
 
 // Known are the problem's ops, by id; p must not have been applied.
 func (p *Problem) Known() map[int]Known {
 	out := make(map[int]Known, len(p.Ops))
 	for i, op := range p.Ops {
-		out[op.ID] = Known{p.Lowered[i], p.Problem.Ops[i].Cost, p.Problem.Ops[i].Workspace}
+		out[op.ID] = Known{p.Lowered[i], p.Problem.Ops[i].Cost, p.Problem.Ops[i].Workspace, len(op.Results)}
 	}
 	return out
 }
@@ -154,7 +155,7 @@ func Build(f *ir.Func, costs Costs, opt Options) (*Problem, error) {
 		}
 		var low *lower.Lowered
 		view := lower.IsView(op)
-		if known, ok := opt.Known[op.ID]; ok && !view {
+		if known, ok := opt.Known[op.ID]; ok && !view && known.Results == len(op.Results) {
 			low, po.Cost, po.Workspace = known.Lowered, known.Cost, known.Workspace
 		} else if !view {
 			var err error
