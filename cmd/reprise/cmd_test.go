@@ -316,6 +316,7 @@ func TestExplain(t *testing.T) {
 	assert.Regexp(t, `^arena [0-9.]+ KiB \(\d+ bytes\): \d+ for the whole step, \d+ at the peak \(op \d+, \S+\), \d+ unused\npeak .*\n.*\n.*\n\d+ values, 40 shown\n`, text)
 	assert.Contains(t, text, "BYTES")
 	assert.Contains(t, text, "a parameter: in memory from step to step")
+	assert.Contains(t, ok(t, "explain", tiny, "contract", "--train"), "out:contract ")
 	byLayer := ok(t, "explain", tiny, "layers.1.*", "--train")
 	assert.Contains(t, byLayer, "layers.1.fc")
 	assert.NotContains(t, byLayer, "layers.0.fc")

@@ -37,6 +37,7 @@ over what nothing reads any more), view (another shape of the same memory), cons
 fused 3× (never in memory: each of three readers computes it for itself).`,
 		Example: `  reprise explain ./gpt
   reprise explain ./gpt 'layers.3.*'
+  reprise explain ./gpt attention            values of that name in any layer
   reprise explain ./gpt --html gpt.html
   reprise explain builtin:gpt --train --budget 40%`,
 		Args: args(cobra.RangeArgs(1, 2)),
@@ -106,7 +107,8 @@ func (a *app) explainText(r compile.Report, e *compile.Explanation, values []com
 	_ = w.Flush()
 }
 
-// matching are the values of a name, an id (%12), or of the layers that a pattern or a path's beginning names.
+// matching are the values of a name (whole, or as nn.Name gave it), an id (%12), or of the layers that a pattern or
+// a path's beginning names.
 func matching(values []compile.ValueReport, want string) ([]compile.ValueReport, error) {
 	var kept []compile.ValueReport
 	for _, v := range values {
@@ -115,7 +117,7 @@ func matching(values []compile.ValueReport, want string) ([]compile.ValueReport,
 			return nil, usageError{fmt.Errorf("pattern %q: %v", want, err)}
 		}
 		byName, _ := path.Match(want, v.Name)
-		if byLayer || byName || v.Name == want || "%"+v.ID == want || strings.HasPrefix(v.Layer, want+".") {
+		if byLayer || byName || v.Name == want || strings.HasSuffix(v.Name, ":"+want) || "%"+v.ID == want || strings.HasPrefix(v.Layer, want+".") {
 			kept = append(kept, v)
 		}
 	}

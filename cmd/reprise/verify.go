@@ -50,7 +50,8 @@ func (a *app) verifyCmd() *cobra.Command {
 		Use:   "verify MODEL",
 		Short: "Show that the planned program computes the same bits as the one that keeps everything, and as the interpreter",
 		Long: `Compiles the model at the budget and without a limit, runs both on the same data and
-compares every output and every byte of state after each step. Small models are run in
+compares every output and every byte of state after each step. Without a budget and a
+policy, the budget is min. Small models are run in
 the reference interpreter too. Then it counts, on the final program, that nothing pinned
 and nothing with an effect runs twice, and that every op ran as often as the plan says.
 
@@ -170,7 +171,7 @@ first op that differs is reported with its layer, values and producers.`,
 	fl := cmd.Flags()
 	fl.IntVar(&steps, "steps", 3, "steps to run")
 	fl.IntVar(&probe, "probe", 0, "also run every kernel so many times on equal operands, in other orders and on other numbers of threads, and compare")
-	fl.BoolVar(&infer, "infer", false, "verify the inference program of a builtin model")
+	fl.BoolVar(&infer, "infer", false, "verify an inference program: a builtin model's, or a module without a loss")
 	fl.Uint64Var(&seed, "seed", 0, "seed")
 	fl.BoolVar(&withTrace, "trace", false, "compare every value that an op writes, and name the first op that differs")
 	fl.StringVar(&traceFile, "trace-file", "", "write both traces whole to this `FILE`, aligned by op; implies --trace")

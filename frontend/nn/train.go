@@ -98,7 +98,8 @@ func AddTraining(mod *ir.Module, r Recipe) (err error) {
 	defer diag.Catch(&err)
 	step := mod.Func("step")
 	if step == nil || step.Result("loss") == nil {
-		diag.Throw(diag.Errorf("model", "module %q can't be trained: it has no @step with a result %%loss", mod.Name))
+		diag.Throw(diag.Errorf("model", "module %q can't be trained: it has no @step with a result %%loss", mod.Name).
+			WithHint("an inference program is compiled without --train and verified with --infer; nn.Train makes a training step"))
 	}
 	if r.Micro > 1 {
 		diag.Throw(diag.Errorf("model", "module %q: micro-batches need a model description, this is a finished step", mod.Name))
