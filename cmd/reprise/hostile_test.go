@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -10,6 +11,9 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"reprise/ir/dtype"
+	"reprise/ir/tensor"
 )
 
 const chainGraph = `{"format":"reprise.graph/1","ops":[
@@ -105,5 +109,55 @@ func TestSmallestFoundIsSmallest(t *testing.T) {
 		assert.LessOrEqual(t, least["min_budget_bytes"], least["promised_peak_bytes"], rule)
 		assert.LessOrEqual(t, least["min_budget_bytes"], alone["promised_peak_bytes"], rule)
 		assert.LessOrEqual(t, least["budget_bytes"], alone["promised_peak_bytes"], rule)
+	}
+}
+
+// A share of a peak that rounds down to nothing is a budget that can't be met, not the absence of one.
+func TestShareOfNextToNothing(t *testing.T) {
+	g := write(t, t.TempDir(), "g.json", strings.NewReplacer("100", "1", "80", "1").Replace(chainGraph))
+	status, out, _ := cli("plan", g, "--budget", "20%", "--json")
+	assert.Equal(t, 1, status)
+	assert.Equal(t, "budget", document(t, out)["error"].(map[string]any)["code"])
+}
+
+// Outputs whose names give one file are refused: none is written over the other.
+func TestOutputsOfOneFile(t *testing.T) {
+	dir := t.TempDir()
+	ir := write(t, dir, "m.ir", strings.NewReplacer("(y, m)", `("a/b", a_b)`).Replace(vector))
+	ok(t, "run", ir, "--interpret", "--input", "x="+zeros(t, dir, "x", dtype.F32, 3, 4), "--input", "n="+zeros(t, dir, "n", dtype.I32, 3))
+	lines := [][]string{{"run", ir, "--interpret", "--input", "x=" + filepath.Join(dir, "x"), "--input", "n=" + filepath.Join(dir, "n")}}
+	if _, err := exec.LookPath("clang-19"); err == nil {
+		lines = append(lines, []string{"run", ir})
+	}
+	for _, line := range lines {
+		status, out, _ := cli(append(line, "--output", filepath.Join(dir, "out"), "--json")...)
+		assert.Equal(t, 1, status)
+		var doc struct{ Error struct{ Message string } }
+		require.NoError(t, json.Unmarshal([]byte(out), &doc), out)
+		assert.Contains(t, doc.Error.Message, "would both be written to")
+	}
+	assert.NoDirExists(t, filepath.Join(dir, "out"))
+}
+
+func zeros(t *testing.T, dir, name string, of dtype.Type, shape ...int64) string {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	require.NoError(t, writeNpy(path, tensor.New(of, shape...)))
+	return path
+}
+
+// A foreign kernel whose declared time can't be added up is named where it stands.
+func TestForeignCostIsATime(t *testing.T) {
+	for _, cost := range []string{"9223372036854775807", "-7"} {
+		ir := write(t, t.TempDir(), "m.ir", `func @step(%x: f32[4] {feed="normal", role="input"}) -> (y) {
+  %y = foreign %x {cost_ns=`+cost+`, results=strs["f32[4]"], symbol="a"} : f32[4] loc(l)
+  return %y
+}
+`)
+		status, out, _ := cli("plan", ir, "--json")
+		assert.Equal(t, 1, status)
+		e := document(t, out)["error"].(map[string]any)
+		assert.Equal(t, "foreign", e["op"])
+		assert.Contains(t, e["message"], "cost_ns")
 	}
 }

@@ -203,7 +203,7 @@ func graphBudget(ctx context.Context, s string, g *planner.Graph) (int64, error)
 		if err != nil || !(x > 0 && x < 1e6) {
 			return 0, usageError{fmt.Errorf("budget %q is no percentage", s)}
 		}
-		return int64(float64(g.NoRematPeak) * x / 100), nil
+		return max(1, int64(float64(g.NoRematPeak)*x/100)), nil // 0 would be no limit
 	}
 	n, err := strconv.ParseInt(s, 10, 64)
 	if err != nil || n <= 0 {

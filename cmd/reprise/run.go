@@ -168,6 +168,14 @@ func (a *app) interpret(f *modelFlags, arg string, inputs []string, output strin
 			return diag.Errorf("input", "no --input for %q (%s)", p.Name, p.Type)
 		}
 	}
+	files := map[string]string{}
+	for _, name := range step.Results {
+		file := strings.ReplaceAll(name, "/", "_") + ".npy"
+		if other, twice := files[file]; twice && output != "" {
+			return diag.Errorf("io", "outputs %q and %q would both be written to %s", other, name, filepath.Join(output, file)).WithHint("give one of them another name in the model")
+		}
+		files[file] = name
+	}
 	out, err := interp.RunNamed(step, given, iopt)
 	if err != nil {
 		return err

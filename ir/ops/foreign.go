@@ -106,6 +106,12 @@ func foreignRow() *ir.OpDef {
 				}
 				return nil
 			}},
+			{Label: "C5", Text: "cost_ns is a time, at most 2^50, or -1", Check: func(op *ir.Op) error {
+				if n := op.Attrs.Int("cost_ns"); n < -1 || n > 1<<50 {
+					return fmt.Errorf("cost_ns %d", n)
+				}
+				return nil
+			}},
 		},
 		Effect: func(op *ir.Op) ir.Effect {
 			for _, e := range effects {

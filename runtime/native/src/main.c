@@ -459,6 +459,22 @@ static void output_path(char *path, size_t size, const char *dir, const char *na
     snprintf(path + n, size - n, ".npy");
 }
 
+/* Two outputs of one file are an error before anything runs. */
+static int distinct_paths(const char *dir, rp_error *e) {
+    char path[PATH_MAX], other[PATH_MAX];
+    for (int i = 0; i < model->nvalues; i++) {
+        if (model->values[i].role != RP_OUTPUT) continue;
+        output_path(path, sizeof path, dir, model->values[i].name);
+        for (int j = 0; j < i; j++) {
+            if (model->values[j].role != RP_OUTPUT) continue;
+            output_path(other, sizeof other, dir, model->values[j].name);
+            if (strcmp(path, other) == 0)
+                return rp_fail(e, REPRISE_IO, "give one of them another name in the model", "outputs \"%s\" and \"%s\" would both be written to %s", model->values[j].name, model->values[i].name, path);
+        }
+    }
+    return REPRISE_OK;
+}
+
 static int compare_doubles(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -466,6 +482,7 @@ static int compare_doubles(const void *a, const void *b) {
 
 static int infer(run *t, const options *o, rp_error *e) {
     char path[PATH_MAX];
+    if (o->output != NULL && distinct_paths(o->output, e) != REPRISE_OK) return e->code;
     if (o->output != NULL && mkdir(o->output, 0777) != 0 && errno != EEXIST) return rp_fail(e, REPRISE_IO, NULL, "cannot make directory %s: %s", o->output, strerror(errno));
     double *ms = o->repeat < SIZE_MAX / sizeof *ms ? calloc(o->repeat, sizeof *ms) : NULL;
     if (ms == NULL) return rp_fail(e, REPRISE_MEMORY, NULL, "no memory for %" PRIu64 " times", o->repeat);
