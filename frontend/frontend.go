@@ -75,6 +75,9 @@ func Load(arg string, o Options) (*Model, error) {
 		return nil, diag.Errorf("model", "%s is a module of stage %q: it was planned or lowered before", arg, m.Attrs.Str("stage")).
 			WithHint("compile the module that it was made from")
 	}
+	if err := knownRoles(m, arg); err != nil {
+		return nil, err
+	}
 	if o.Loss != "" {
 		if err := nn.AddLoss(m, o.Loss); err != nil {
 			return nil, err
@@ -135,6 +138,24 @@ func finish(m *Model, o Options) (*Model, error) {
 	sum := sha256.Sum256([]byte(m.Module.String()))
 	m.SHA256 = hex.EncodeToString(sum[:])
 	return m, nil
+}
+
+// knownRoles reports a parameter whose role is none: misspelt state would pass for an input.
+func knownRoles(m *ir.Module, file string) error {
+	roles := []string{ir.RoleParam, ir.RoleOpt, ir.RoleBuffer, ir.RoleInput, ir.RoleKey, ir.RoleStep}
+	for _, f := range m.Funcs {
+		if f.Name != "step" && f.Name != "init" {
+			continue
+		}
+		for _, p := range f.Body.Params {
+			if r := p.Attrs.Str("role"); r != "" && !slices.Contains(roles, r) {
+				e := diag.Errorf("model", "parameter %%%s of @%s has role %q", p.Name, f.Name, r).WithHint("roles are %s", strings.Join(roles, ", "))
+				e.File = file
+				return e
+			}
+		}
+	}
+	return nil
 }
 
 // trains reports whether @step gives a loss and a new value to a parameter.

@@ -161,3 +161,24 @@ func TestForeignCostIsATime(t *testing.T) {
 		assert.Contains(t, e["message"], "cost_ns")
 	}
 }
+
+// What is wrong with the parameters of a module is a fault of the model, and says how to mend it.
+func TestFaultyParameters(t *testing.T) {
+	toolchain(t)
+	for param, want := range map[string]string{
+		`{feed="frob", role="input"}`:          "unknown feed",
+		`{feed="uniform_int:0", role="input"}`: "want a bound",
+		`{role="param"}`:                       "init",
+		`{role="parm"}`:                        `role "parm"`,
+	} {
+		dir := t.TempDir()
+		ir := write(t, dir, "m.ir", "func @step(%x: f32[4] "+param+") -> (y) {\n  %y = exp %x : f32[4] loc(l)\n  return %y\n}\n")
+		status, out, _ := cli("compile", ir, "-o", filepath.Join(dir, "out"), "--json")
+		assert.Equal(t, 1, status, param)
+		e := document(t, out)["error"].(map[string]any)
+		assert.Equal(t, "model", e["code"], param)
+		assert.Contains(t, e["message"], want, param)
+		assert.NotEmpty(t, e["hint"], param)
+		assert.NoFileExists(t, filepath.Join(dir, "out"))
+	}
+}

@@ -130,6 +130,14 @@ func (m *Model) Validate() error {
 	return nil
 }
 
+// feeds is what an input may be fed with.
+const feeds = "feeds are normal, uniform, zeros, uniform_int:K, tokens and targets; without one the input is given as a file"
+
+// theirs is a fault of the model's text rather than of whoever compiled it.
+func theirs(v *Value, hint, format string, args ...any) error {
+	return &Error{Code: "model", Message: fmt.Sprintf(format, args...), Layer: v.Layer, Hint: hint}
+}
+
 // validateOps checks that the runs of ops lie in the program, nested or apart, and that instructions
 // and runs name each other.
 func (m *Model) validateOps() error {
@@ -173,10 +181,10 @@ func (m *Model) validateValues() error {
 	for _, v := range m.Values {
 		where := fmt.Sprintf("%s %q", v.Role, v.Name)
 		if v.Name == "" || strings.ContainsRune(v.Name, 0) || v.Name == "__metadata__" {
-			return fmt.Errorf("%s: not a name", where)
+			return theirs(&v, "give it another name", "%s: not a name", where)
 		}
 		if names[v.Name] {
-			return fmt.Errorf("%s: a second value of this name", where)
+			return theirs(&v, "a result with the name of state is its new value; give this one another name", "%s: a second value of this name", where)
 		}
 		names[v.Name] = true
 		n := elements(v.Shape)
@@ -191,19 +199,19 @@ func (m *Model) validateValues() error {
 		}
 		f, err := parseFeed(v.Feed)
 		if err != nil {
-			return fmt.Errorf("%s: %w", where, err)
+			return theirs(&v, feeds, "%s: %v", where, err)
 		}
 		if v.Feed != "" && v.Role != RoleInput {
-			return fmt.Errorf("%s: only inputs have a feed", where)
+			return theirs(&v, feeds, "%s: only inputs have a feed", where)
 		}
 		if (f.kind == "normal" || f.kind == "uniform") && !v.DType.IsFloat() {
-			return fmt.Errorf("%s: feed %q wants a floating type, not %s", where, v.Feed, v.DType)
+			return theirs(&v, feeds, "%s: feed %q wants a floating type, not %s", where, v.Feed, v.DType)
 		}
 		if (f.kind == "tokens" || f.kind == "targets") && len(v.Shape) == 0 {
-			return fmt.Errorf("%s: feed %q wants an array", where, v.Feed)
+			return theirs(&v, feeds, "%s: feed %q wants an array", where, v.Feed)
 		}
 		if max := f.max(); max >= 0 && (!v.DType.IsInt() || max > maxInt(v.DType)) {
-			return fmt.Errorf("%s: feed %q wants an integer type that holds %d, not %s", where, v.Feed, max, v.DType)
+			return theirs(&v, feeds, "%s: feed %q wants an integer type that holds %d, not %s", where, v.Feed, max, v.DType)
 		}
 		if v.BatchAxes < 0 || v.BatchAxes > len(v.Shape) {
 			return fmt.Errorf("%s: %d batch axes of %d", where, v.BatchAxes, len(v.Shape))
@@ -252,7 +260,7 @@ func (m *Model) validateInit() error {
 			}
 		}
 		if at < v.Offset+v.Bytes {
-			return fmt.Errorf("%s %q: neither initial bytes nor init fill it from byte %d", v.Role, v.Name, at-v.Offset)
+			return theirs(&v, "let @init return it by its name, or give it role=\"input\" if it comes from outside", "%s %q: neither initial bytes nor init fill it from byte %d", v.Role, v.Name, at-v.Offset)
 		}
 	}
 	return nil
