@@ -81,16 +81,17 @@ func TestPolicyFlags(t *testing.T) {
 
 // TestComparePolicy: plan --compare prints the policy's row and ours.
 func TestComparePolicy(t *testing.T) {
-	code, out, errs := command("plan", policyModel, "--train", "--policy", "dots_saveable", "--compare", "--json")
+	const small = "builtin:mlp,layers=3,in=8,hidden=16,batch=4"
+	code, out, errs := command("plan", small, "--train", "--policy", "dots_saveable", "--compare", "--json")
 	require.Zero(t, code, errs)
 	for _, key := range []string{`"under_policy"`, `"same_bytes"`, `"save_all_peak_bytes"`, `"arena_bytes"`, `"overhead"`} {
 		require.Contains(t, out, key)
 	}
-	code, out, errs = command("plan", policyModel, "--train", "--policy", "dots_saveable", "--compare")
+	code, out, errs = command("plan", small, "--train", "--policy", "dots_saveable", "--compare")
 	require.Zero(t, code, errs)
 	require.Contains(t, out, "policy dots_saveable")
 	require.Contains(t, out, "ours in these bytes")
-	code, _, errs = command("plan", policyModel, "--train", "--compare")
+	code, _, errs = command("plan", small, "--train", "--compare")
 	require.Equal(t, 1, code)
 	require.Contains(t, errs, "there is no policy to compare with")
 }
