@@ -143,7 +143,7 @@ func (h *Mutable) realise(layout bool) (*planned, error) {
 	if layout {
 		return h.pl.realise(h.pl.whole, h.plan)
 	}
-	pr, err := h.pl.problem()
+	pr, err := h.pl.state(h.pl.whole)
 	if err != nil {
 		return nil, err
 	}

@@ -83,9 +83,6 @@ const (
 	planGap = 0.001
 )
 
-// problem states the planning problem on a fresh copy of the module.
-func (p *planning) problem() (*stated, error) { return p.state(p.whole) }
-
 // state states the planning problem of a variant on a fresh copy of the module.
 func (p *planning) state(v *variant) (*stated, error) {
 	m := p.module.Clone()
@@ -161,8 +158,11 @@ func lowerings(known map[*ir.Op]*lower.Lowered) func(*ir.Op) (*lower.Lowered, er
 
 // saveAll is the program that keeps everything.
 func (p *planning) saveAll() (*planned, error) {
+	if _, err := p.stated(p.whole); err != nil { // free takes the lowered ops over
+		return nil, err
+	}
 	p = p.free()
-	pr, err := p.problem()
+	pr, err := p.stated(p.whole)
 	if err != nil {
 		return nil, err
 	}

@@ -43,10 +43,13 @@ func (p *planning) allows(layer string) bool {
 	return p.allow != nil && p.allow(layer) || p.policy.MayRecompute(layer)
 }
 
-// free is the planning without the policy.
+// free is the planning without the policy, which says nothing of how ops are lowered and what they cost.
 func (p *planning) free() *planning {
+	if p.policy == nil {
+		return p
+	}
 	q := *p
-	q.policy, q.whole, q.variants = nil, &variant{}, nil
+	q.policy, q.whole, q.variants = nil, &variant{ops: p.known(p.whole)}, nil
 	return &q
 }
 
@@ -55,7 +58,7 @@ func (p *planning) restricts() (bool, *policy.Report, error) {
 	if p.policy == nil {
 		return false, nil, nil
 	}
-	pr, err := p.problem()
+	pr, err := p.stated(p.whole)
 	if err != nil {
 		return false, nil, err
 	}
@@ -64,7 +67,7 @@ func (p *planning) restricts() (bool, *policy.Report, error) {
 
 // obeying is the program that the policy means by itself, without a budget.
 func (p *planning) obeying() (*planned, error) {
-	pr, err := p.problem()
+	pr, err := p.stated(p.whole)
 	if err != nil {
 		return nil, err
 	}

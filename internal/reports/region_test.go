@@ -240,7 +240,7 @@ func TestP120(t *testing.T) {
 			assert.Positive(t, p.Report.Recomputed)
 		}
 		t.Logf("parallel %v: %v for %d regions, %v for %d; %d and %d MiB", parallel, took[0], n/4, took[1], n, bytes[0]>>20, bytes[1]>>20)
-		assert.Less(t, took[1], 2*5*time.Second, "of two cores; parallel %v", parallel)
+		assert.Less(t, took[1], 6*time.Second, "parallel %v", parallel) // 3.7 to 4.4 s on a busy machine
 		assert.Less(t, bytes[1], 8*bytes[0], "memory is not linear")
 	}
 }
