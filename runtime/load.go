@@ -32,7 +32,7 @@ type abiOptions struct {
 
 // codeNames are the codes of reprise.h in order, as the command's JSON has them.
 func codeName(code int32) string {
-	names := []string{"ok", "usage", "cpu", "memory", "data", "changed", "checkpoint", "io", "foreign"}
+	names := []string{"ok", "usage", "cpu", "memory", "data", "changed", "checkpoint", "io", "foreign", "assert"}
 	if code < 0 || int(code) >= len(names) {
 		return "unknown"
 	}
@@ -62,7 +62,7 @@ type Library struct {
 	bind       func(i uintptr, name string, data unsafe.Pointer, bytes int64, e *abiError) int32
 	step       func(i uintptr, e *abiError) int32
 	stepBegin  func(i uintptr, e *abiError) int32
-	stepNext   func(i uintptr) int64
+	stepNext   func(i uintptr, e *abiError) int64
 	count      func(i uintptr, e *abiError) int32
 	probe      func(i uintptr, init int32, inst int64, threads int32, seed uint64, e *abiError) int32
 	counts     func(i uintptr, to unsafe.Pointer, n int64, e *abiError) int32
@@ -259,8 +259,16 @@ func (i *Instance) StepBegin() error {
 }
 
 // StepNext runs one instruction on all threads, the first after StepBegin being number 0, and returns the
-// number of the next, or −1 when the step is done.
-func (i *Instance) StepNext() int { return int(i.lib.stepNext(i.handle)) }
+// number of the next, or −1 when the step is done. An error is an assertion of the model that does not
+// hold: the step has ended there.
+func (i *Instance) StepNext() (int, error) {
+	var e abiError
+	at := i.lib.stepNext(i.handle, &e)
+	if at < -1 {
+		return -1, e.err()
+	}
+	return int(at), nil
+}
 
 // Probe runs one launch of the program of init or step on the arena as it is. How its tiles are cut, ordered and
 // spread over threads is drawn from seed.

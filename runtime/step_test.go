@@ -30,16 +30,16 @@ func TestStepByStep(t *testing.T) {
 		require.Equal(t, want, state(func(i *runtime.Instance) {
 			require.NoError(t, i.StepBegin())
 			seen = seen[:0]
-			for at := 0; at >= 0; at = i.StepNext() {
+			for at := 0; at >= 0; at = next(t, i) {
 				seen = append(seen, at)
 			}
-			require.Equal(t, -1, i.StepNext())
+			require.Equal(t, -1, next(t, i))
 		}))
 		require.Greater(t, len(seen), 1)
 		require.Equal(t, want, state(func(i *runtime.Instance) {
 			require.NoError(t, i.StepBegin())
 			require.NoError(t, i.Step())
-			require.Equal(t, -1, i.StepNext())
+			require.Equal(t, -1, next(t, i))
 		}))
 	}
 }
@@ -55,4 +55,11 @@ func TestCountsNeedCounting(t *testing.T) {
 	counts, err := i.Counts()
 	require.NoError(t, err)
 	require.Empty(t, counts, "a model made by hand has no plan")
+}
+
+func next(t *testing.T, i *runtime.Instance) int {
+	t.Helper()
+	at, err := i.StepNext()
+	require.NoError(t, err)
+	return at
 }

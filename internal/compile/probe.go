@@ -132,6 +132,8 @@ func (pr *prober) walk(prog []exe.Inst, init bool) error {
 		switch in.Kind {
 		case exe.Jump:
 			pc = in.Targets[0]
+		case exe.Print, exe.Check: // nothing that could differ
+			pc++
 		case exe.BranchIfFalse:
 			if pr.bytes(in.Pred)[0] == 0 {
 				pc = in.Targets[0]

@@ -138,6 +138,10 @@ func (e *emitter) launches(op *ir.Op, l *lower.Lowered, frame *buffer.Frame, bas
 	work := frame.Work[op]
 	sizes := slices.Clone(l.Workspaces)
 	for _, launch := range l.Launches {
+		if launch.Host != nil {
+			e.host(op, launch.Host, where)
+			continue
+		}
 		ks, err := e.k.Launches(launch)
 		if err != nil {
 			d := *diag.As(err)
@@ -170,6 +174,20 @@ func (e *emitter) launches(op *ir.Op, l *lower.Lowered, frame *buffer.Frame, bas
 		}
 	}
 	return nil
+}
+
+// host emits what the driver does itself.
+func (e *emitter) host(op *ir.Op, h *lower.Host, where func(*ir.Value) place) {
+	in := exe.Inst{Kind: exe.Check, Message: h.Says, Layer: op.Loc.String()}
+	if h.Print != nil {
+		in.Kind, in.Args = exe.Print, []exe.Arg{e.pool(h.Print).arg(false)}
+		for _, v := range op.Operands {
+			in.Args = append(in.Args, where(v).arg(false))
+		}
+	} else {
+		in.Pred = where(op.Operands[0]).arg(false)
+	}
+	e.prog = append(e.prog, in)
 }
 
 // launchParams tells which arguments a launch writes.

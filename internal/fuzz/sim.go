@@ -1,6 +1,7 @@
 package fuzz
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -132,6 +133,15 @@ func (s *sim) run(prog []exe.Inst) error {
 		switch in := prog[pc]; in.Kind {
 		case exe.Jump:
 			pc = in.Targets[0]
+			continue
+		case exe.Print:
+			pc++
+			continue
+		case exe.Check:
+			if i := bytes.IndexByte(s.bytes(in.Pred), 0); i >= 0 {
+				return fmt.Errorf("layer %s: assertion failed: %s (element %d of %d is false)", in.Layer, in.Message, i, in.Pred.Bytes)
+			}
+			pc++
 			continue
 		case exe.BranchIfFalse:
 			pc++

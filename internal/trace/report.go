@@ -146,7 +146,10 @@ func (c *comparison) again(r *compile.Run, turn, i int) ([]byte, error) {
 	}
 	after := f.found
 	for at := 0; at >= 0; { // to the end, so that its results are there
-		at = x.inst.StepNext()
+		var err error
+		if at, err = x.inst.StepNext(); err != nil {
+			return nil, err
+		}
 	}
 	return after, nil
 }

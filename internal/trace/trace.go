@@ -199,7 +199,10 @@ func (x *side) step(w watcher) error {
 			}
 			x.past = append(x.past, at)
 		}
-		next := x.inst.StepNext()
+		next, err := x.inst.StepNext()
+		if err != nil {
+			return err
+		}
 		for n := len(x.active) - 1; n >= 0; n-- {
 			run := x.active[n]
 			r := &x.runs[run]

@@ -156,7 +156,7 @@ func TestWhatCannotRun(t *testing.T) {
 	_, err = run(t, "all_reduce", []*tensor.Tensor{x}, ir.A("size", 2))
 	assert.ErrorContains(t, err, "all_reduce of 2 participants needs the runtime of several machines")
 	_, err = run(t, "assert", []*tensor.Tensor{tensor.Of([]bool{true, false}, 2)}, ir.A("message", "loss is finite"))
-	assert.ErrorContains(t, err, "assertion failed: loss is finite (element 1 of bool[2] is false)")
+	assert.ErrorContains(t, err, "assertion failed: loss is finite (element 1 of 2 is false)")
 	_, err = run(t, "assert", []*tensor.Tensor{tensor.Of([]bool{true, true}, 2)})
 	assert.NoError(t, err)
 }

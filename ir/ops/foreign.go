@@ -36,6 +36,16 @@ func parseType(s string) (ir.Type, error) {
 	return t, nil
 }
 
+// foreignRank is an error where a type has more dimensions than a description of a call.
+func foreignRank(ts []ir.Type) error {
+	for _, t := range ts {
+		if t.Rank() > MaxForeignRank {
+			return fmt.Errorf("%v has more than %d dimensions", t, MaxForeignRank)
+		}
+	}
+	return nil
+}
+
 // foreignDets and foreignEffects are what a foreign kernel may declare.
 func foreignDets() []ir.Det { return []ir.Det{ir.Exact, ir.Keyed, ir.Tol, ir.Decides, ir.Unknown} }
 
@@ -81,12 +91,7 @@ func foreignRow() *ir.OpDef {
 				}
 				ts = append(ts, t)
 			}
-			for _, t := range append(typesOf(op.Operands), ts...) {
-				if t.Rank() > MaxForeignRank {
-					return nil, fmt.Errorf("%v has more than %d dimensions", t, MaxForeignRank)
-				}
-			}
-			return ts, nil
+			return ts, foreignRank(append(typesOf(op.Operands), ts...))
 		},
 		Constraints: []ir.Constraint{
 			oneOf("C1", "determinism", words(len(dets), func(i int) string { return dets[i].String() })...),
@@ -188,6 +193,26 @@ func foreignVJP(b *ir.Builder, op *ir.Op, douts []*ir.Value) ([]*ir.Value, error
 // ForeignCall is what a foreign kernel is told of its call: struct reprise_call of
 // runtime/native/src/reprise_foreign.h, little endian.
 func ForeignCall(op *ir.Op) []byte {
+	return callOf(op, op.Attrs.Int("tiles"), op.Attrs.Str("variant"))
+}
+
+// PrintCall is what the driver is told of a print: as a foreign kernel is of its call, and behind it the text, with a
+// zero at its end.
+func PrintCall(op *ir.Op) []byte {
+	return append(append(callOf(op, 1, ""), printText(op)...), 0)
+}
+
+// printText is op's message, on one line.
+func printText(op *ir.Op) string {
+	return strings.TrimSpace(strings.Map(func(r rune) rune {
+		if r < ' ' {
+			return ' '
+		}
+		return r
+	}, op.Attrs.Str("message")))
+}
+
+func callOf(op *ir.Op, tiles int64, name string) []byte {
 	var b []byte
 	i32 := func(vs ...int) {
 		for _, v := range vs {
@@ -196,9 +221,9 @@ func ForeignCall(op *ir.Op) []byte {
 	}
 	i64 := func(v int64) { b = le.LittleEndian.AppendUint64(b, uint64(v)) }
 	i32(1, len(op.Operands), len(op.Results), 0)
-	i64(op.Attrs.Int("tiles"))
+	i64(tiles)
 	var variant [40]byte
-	copy(variant[:len(variant)-1], op.Attrs.Str("variant"))
+	copy(variant[:len(variant)-1], name)
 	b = append(b, variant[:]...)
 	array := func(t ir.Type) {
 		i32(int(t.DType), t.Rank())
@@ -223,21 +248,21 @@ func ForeignCall(op *ir.Op) []byte {
 func hostOp(d *ir.OpDef) *ir.OpDef {
 	d.Family = "foreign"
 	d.Effect = func(*ir.Op) ir.Effect { return ir.EffectHost }
-	d.Infer = func(*ir.Op) ([]ir.Type, error) { return []ir.Type{}, nil }
+	d.Infer = func(op *ir.Op) ([]ir.Type, error) { return []ir.Type{}, foreignRank(typesOf(op.Operands)) }
 	d.Cost = func(op *ir.Op) ir.Cost { return ir.Cost{Bytes: ownBytes(op)} }
 	d.NoGrad, d.NoGradZero = "it has no results", true
-	d.HandScheduled = "host: comes with the runtime that calls back"
+	d.HandScheduled = "host"
 	return d
 }
 
 func printRow() *ir.OpDef {
 	return hostOp(&ir.OpDef{
 		Name:     "print",
-		Doc:      "Prints `message` and the operands (the first eight elements of each) to standard error. Exactly once for each time the program comes by, never in a recomputation.",
+		Doc:      "Writes a line with `message` and the operands (type and first eight elements of each) to standard error. Exactly once for each time the program comes by, in the order of the program, never in a recomputation.",
 		Operands: []string{"args…"},
 		Attrs:    []ir.AttrDef{{Name: "message", Kind: "string", Default: "", Doc: "text before the values"}},
 		Ref: func(_ ir.Eval, op *ir.Op, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
-			line := op.Attrs.Str("message")
+			line := printText(op)
 			for i, t := range in {
 				line += fmt.Sprintf(" %v", op.In(i))
 				if t.DType == dtype.Key {
@@ -250,6 +275,8 @@ func printRow() *ir.OpDef {
 						line += fmt.Sprintf(" %v", from64(b))
 					case t.DType.IsFloat():
 						line += fmt.Sprintf(" %v", from32(b))
+					case t.DType == dtype.U64:
+						line += fmt.Sprintf(" %v", b)
 					default:
 						line += fmt.Sprintf(" %v", extend(t.DType, b))
 					}
@@ -264,7 +291,7 @@ func printRow() *ir.OpDef {
 func assertRow() *ir.OpDef {
 	return hostOp(&ir.OpDef{
 		Name:     "assert",
-		Doc:      "Stops the program with `message` unless all elements of `pred` are true.",
+		Doc:      "Ends the step with an error that says the layer and `message` unless all elements of `pred` are true. What the step has written of the state by then stays.",
 		Operands: []string{"pred"},
 		Attrs:    []ir.AttrDef{{Name: "message", Kind: "string", Default: "", Doc: "what is wrong where pred is false"}},
 		Constraints: []ir.Constraint{{Label: "C1", Text: "pred is of bool", Check: func(op *ir.Op) error {
@@ -276,7 +303,7 @@ func assertRow() *ir.OpDef {
 		Ref: func(_ ir.Eval, op *ir.Op, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
 			for i := range in[0].Len() {
 				if in[0].Data[i] == 0 {
-					return nil, fmt.Errorf("assertion failed: %s (element %d of %v is false)", op.Attrs.Str("message"), i, op.In(0))
+					return nil, fmt.Errorf("assertion failed: %s (element %d of %d is false)", op.Attrs.Str("message"), i, in[0].Len())
 				}
 			}
 			return nil, nil

@@ -40,6 +40,7 @@ type Launch struct {
 	Attention *kern.Attention
 	Conv      *kern.Conv
 	Foreign   *Foreign
+	Host      *Host
 	Args      []Ref
 }
 
@@ -49,6 +50,12 @@ type Foreign struct {
 	Library, Symbol string
 	Tiles           int64
 	Call            []byte
+}
+
+// Host is what the driver does itself, without a kernel: op print or op assert.
+type Host struct {
+	Print []byte // a description of the call (ops.PrintCall); nil: an assertion
+	Says  string // what is wrong where the assertion does not hold
 }
 
 // Lowered is an op as launches, to be run in order.
@@ -94,6 +101,8 @@ func lowerOp(op *ir.Op) (*Lowered, error) {
 		return attention(op)
 	case op.Name() == "foreign":
 		return foreign(op), nil
+	case op.Def.HandScheduled == "host":
+		return host(op), nil
 	case op.Name() == "conv" && op.In(0).DType == dtype.F32 && op.In(1).DType == dtype.F32:
 		if c := ops.ConvKernel(op); c != nil {
 			return &Lowered{Launches: []Launch{{Conv: c, Args: []Ref{{Operand, 0}, {Operand, 1}, {Result, 0}}}}}, nil
@@ -135,6 +144,17 @@ func foreign(op *ir.Op) *Lowered {
 	}
 	for i := range op.Results {
 		l.Args = append(l.Args, Ref{Result, i})
+	}
+	return &Lowered{Launches: []Launch{l}}
+}
+
+func host(op *ir.Op) *Lowered {
+	l := Launch{Host: &Host{Says: op.Attrs.Str("message")}}
+	if op.Name() == "print" {
+		l.Host = &Host{Print: ops.PrintCall(op)}
+	}
+	for i := range op.Operands {
+		l.Args = append(l.Args, Ref{Operand, i})
 	}
 	return &Lowered{Launches: []Launch{l}}
 }

@@ -115,6 +115,8 @@ const (
 	Jump                      // go to Targets[0]
 	BranchIfFalse             // go to Targets[0] if the bool at Pred is false, else on
 	Case                      // go to Targets[i], i the integer at Pred; out of range: the last
+	Check                     // end the program with an error that says Message unless all bools at Pred are true
+	Print                     // the driver writes a line to standard error: Args are a description (ops.PrintCall), then operands
 )
 
 // Inst is one instruction. All workers walk the same list; a launch's tiles are
@@ -140,7 +142,8 @@ type Inst struct {
 	// for what belongs to none (Init, states brought home).
 	Run int
 
-	Pred    Arg        // BranchIfFalse: a bool; Case: an integer
+	Pred    Arg        // BranchIfFalse: a bool; Case: an integer; Check: bools
+	Message string     // Check
 	Index   dtype.Type // Case: element type at Pred, i32 or i64
 	Targets []int      // instruction indices; the program's length means its end
 }

@@ -217,6 +217,7 @@ func program(b *strings.Builder, name string, prog []Inst, foreign map[foreignID
 	for _, in := range prog {
 		first, firstTarget := len(args), len(targets)
 		kind, wait, fn, index, number := "RP_LAUNCH", 0, "NULL", 0, 0
+		symbol, tiles := in.Symbol, in.Tiles
 		switch in.Kind {
 		case Launch:
 			if fn = in.Symbol; in.Foreign {
@@ -225,6 +226,14 @@ func program(b *strings.Builder, name string, prog []Inst, foreign map[foreignID
 			for _, a := range in.Args {
 				args = append(args, a.encode())
 			}
+		case Print:
+			fn, symbol, tiles = "rp_print", "print", 1
+			for _, a := range in.Args {
+				args = append(args, a.encode())
+			}
+		case Check:
+			kind, symbol, tiles = "RP_CHECK", in.Message, in.Pred.Bytes
+			args = append(args, in.Pred.encode())
 		case Jump:
 			kind = "RP_JUMP"
 		case BranchIfFalse:
@@ -244,8 +253,8 @@ func program(b *strings.Builder, name string, prog []Inst, foreign map[foreignID
 		if layer[in.Layer] == "" {
 			layer[in.Layer] = cString(in.Layer)
 		}
-		fmt.Fprintf(&rows, "    {%s, %d, %d, %d, %d, %d, %s, %s, %s, %s_targets + %d, %d, %d},\n", kind, wait, index, len(args)-first, first, in.Tiles,
-			fn, cString(in.Symbol), layer[in.Layer], name, firstTarget, len(in.Targets), number)
+		fmt.Fprintf(&rows, "    {%s, %d, %d, %d, %d, %d, %s, %s, %s, %s_targets + %d, %d, %d},\n", kind, wait, index, len(args)-first, first, tiles,
+			fn, cString(symbol), layer[in.Layer], name, firstTarget, len(in.Targets), number)
 	}
 	numbers(b, "int64_t", name+"_args", args)
 	numbers(b, "int32_t", name+"_targets", targets)

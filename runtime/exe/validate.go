@@ -297,6 +297,19 @@ func (m *Model) validateProgram(prog []Inst) error {
 					return fmt.Errorf("%s: argument %d: %w", where, k, err)
 				}
 			}
+		case Print:
+			if len(in.Args) == 0 || !in.Args[0].Const {
+				return fmt.Errorf("%s: no description", where)
+			}
+			for k, a := range in.Args {
+				if err := m.validateArg(a); err != nil || a.Write {
+					return fmt.Errorf("%s: argument %d: writes %t: %w", where, k, a.Write, err)
+				}
+			}
+		case Check:
+			if err := m.validateArg(in.Pred); err != nil {
+				return fmt.Errorf("%s: predicate: %w", where, err)
+			}
 		case Jump:
 			want = 1
 		case BranchIfFalse:

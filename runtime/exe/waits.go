@@ -43,7 +43,11 @@ func accesses(at int, in *Inst) []access {
 		for _, a := range in.Args {
 			add(a, in.Tiles == 1)
 		}
-	case BranchIfFalse, Case: // every worker reads the predicate
+	case Print: // a launch of one tile
+		for _, a := range in.Args {
+			add(a, true)
+		}
+	case BranchIfFalse, Case, Check: // every worker reads the predicate
 		p := in.Pred
 		p.Write = false
 		add(p, false)
@@ -56,9 +60,6 @@ func accesses(at int, in *Inst) []access {
 func joins(prog []Inst) []bool {
 	marks := make([]bool, len(prog)+1)
 	for _, in := range prog {
-		if in.Kind == Launch {
-			continue
-		}
 		for _, t := range in.Targets {
 			if t >= 0 && t <= len(prog) {
 				marks[t] = true

@@ -40,8 +40,16 @@ static int64_t load_index(const char *p, int bytes) {
     return narrow;
 }
 
-/* Where control goes after instruction pc, which is no launch. */
+/* The first false element of a check's predicate, -1 if it holds. */
+static int64_t first_false(const rp_inst *i, char *const *args) {
+    for (int64_t k = 0; k < i->tiles; k++)
+        if (args[0][k] == 0) return k;
+    return -1;
+}
+
+/* Where control goes after instruction pc, which is no launch, and no check that fails. */
 static int64_t follow(const rp_inst *i, char *const *args, int64_t pc) {
+    if (i->kind == RP_CHECK) return pc + 1;
     if (i->kind == RP_JUMP) return i->targets[0];
     if (i->kind == RP_BRANCH_IF_FALSE) return *args[0] ? pc + 1 : i->targets[0];
     int64_t at = load_index(args[0], i->index_bytes); /* RP_CASE */
@@ -88,6 +96,14 @@ static void walk_program(void *context, int worker, int workers) {
             pc++;
         } else {
             if (profile != NULL) profile[pc].calls++;
+            int64_t wrong = i->kind == RP_CHECK ? first_false(i, args) : -1;
+            if (wrong >= 0) { /* all workers see the same, and end here */
+                if (worker == 0) {
+                    w->g->failed = i;
+                    w->g->failed_at = wrong;
+                }
+                break;
+            }
             pc = follow(i, args, pc);
         }
     }
@@ -96,7 +112,15 @@ static void walk_program(void *context, int worker, int workers) {
 
 static void run_program(rp_engine *g, const rp_program *program, char **args, rp_profile *profile) {
     walk w = {g, program, args, profile};
+    g->failed = NULL;
     rp_pool_run(g->pool, walk_program, &w);
+}
+
+static int failure(const rp_engine *g, rp_error *e) {
+    const rp_inst *i = g->failed;
+    if (i == NULL) return REPRISE_OK;
+    return rp_fail(e, REPRISE_ASSERT, "the model asserts this; the state may be half of this step's: go on from a checkpoint", "layer %s: assertion failed: %s (element %lld of %lld is false)", i->layer, i->symbol,
+                   (long long)g->failed_at, (long long)i->tiles);
 }
 
 static char **resolve(const rp_program *program, char *arena, const char *consts) {
@@ -197,13 +221,14 @@ static void write_key(rp_engine *g, uint32_t step) {
     }
 }
 
-void rp_engine_init(rp_engine *g, uint64_t seed) {
+int rp_engine_init(rp_engine *g, uint64_t seed, rp_error *e) {
     g->seed = seed;
     g->step = 0;
     for (int i = 0; i < g->model->nvalues; i++)
         if (g->model->values[i].data >= 0) copy_weights(g, &g->model->values[i]);
     write_key(g, RP_INIT_STEP);
     run_program(g, &g->model->init, g->init_args, NULL);
+    return failure(g, e);
 }
 
 /* Bytes of the poison are all ones: NaN in every floating format, −1 or the maximum in
@@ -242,14 +267,16 @@ static void find_highest(rp_engine *g) {
     g->highest = top;
 }
 
-void rp_engine_run(rp_engine *g) {
+int rp_engine_run(rp_engine *g, rp_error *e) {
     run_program(g, &g->model->step, g->step_args, g->profile);
+    if (g->failed != NULL) return failure(g, e);
     g->step++;
     if (g->poison) find_highest(g);
+    return REPRISE_OK;
 }
 
 /* Launches run as one-instruction programs, so that nothing here costs a step that is run whole. */
-int64_t rp_engine_next(rp_engine *g) {
+int64_t rp_engine_next(rp_engine *g, rp_error *e) {
     const rp_program *p = &g->model->step;
     int64_t pc = g->pc;
     if (pc < 0) return -1;
@@ -264,6 +291,12 @@ int64_t rp_engine_next(rp_engine *g) {
             pc++;
         } else {
             if (profile != NULL) profile->calls++;
+            if (i->kind == RP_CHECK && (g->failed_at = first_false(i, g->step_args + i->first)) >= 0) {
+                g->failed = i;
+                failure(g, e);
+                g->pc = -1;
+                return -2;
+            }
             pc = follow(i, g->step_args + i->first, pc);
         }
     }

@@ -27,6 +27,7 @@ const char *rp_code_name(int code) {
     case REPRISE_CHECKPOINT: return "checkpoint";
     case REPRISE_IO: return "io";
     case REPRISE_FOREIGN: return "foreign";
+    case REPRISE_ASSERT: return "assert";
     }
     return "unknown";
 }

@@ -33,7 +33,10 @@ EXPORT int reprise_create(void *arena, const reprise_options *options, reprise_i
         free(i);
         return r;
     }
-    rp_engine_init(&i->engine, options->seed);
+    if ((r = rp_engine_init(&i->engine, options->seed, error)) != REPRISE_OK) {
+        reprise_destroy(i);
+        return r;
+    }
     *instance = i;
     return REPRISE_OK;
 }
@@ -85,7 +88,7 @@ EXPORT int reprise_step(reprise_instance *i, reprise_error *error) {
     int r = begin(i, error);
     if (r != REPRISE_OK) return r;
     i->engine.pc = -1;
-    rp_engine_run(&i->engine);
+    if ((r = rp_engine_run(&i->engine, error)) != REPRISE_OK) return r;
     end(i);
     return REPRISE_OK;
 }
@@ -96,10 +99,10 @@ EXPORT int reprise_step_begin(reprise_instance *i, reprise_error *error) {
     return r;
 }
 
-EXPORT int64_t reprise_step_next(reprise_instance *i) {
+EXPORT int64_t reprise_step_next(reprise_instance *i, reprise_error *error) {
     bool running = i->engine.pc >= 0;
-    int64_t at = rp_engine_next(&i->engine);
-    if (running && at < 0) end(i);
+    int64_t at = rp_engine_next(&i->engine, error);
+    if (running && at == -1) end(i);
     return at;
 }
 
@@ -133,9 +136,7 @@ EXPORT int reprise_write(reprise_instance *i, const char *name, const void *data
 }
 
 EXPORT int reprise_reset(reprise_instance *i, uint64_t seed, reprise_error *error) {
-    (void)error;
-    rp_engine_init(&i->engine, seed);
-    return REPRISE_OK;
+    return rp_engine_init(&i->engine, seed, error);
 }
 
 EXPORT int64_t reprise_get_step(const reprise_instance *i) { return i->engine.step; }

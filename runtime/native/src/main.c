@@ -348,7 +348,7 @@ static int prepare(run *t, const options *o, rp_error *e) {
     }
     if (o->save != NULL && (r = check_writable(o->save, e)) != REPRISE_OK) return r;
     if ((r = start(o, &t->g, e)) != REPRISE_OK) return r;
-    rp_engine_init(&t->g, o->seed);
+    if ((r = rp_engine_init(&t->g, o->seed, e)) != REPRISE_OK) return r;
     if (t->has_from) {
         r = rp_checkpoint_load(&t->from, &t->g, e);
         rp_checkpoint_close(&t->from);
@@ -403,7 +403,7 @@ static int train(run *t, const options *o, int *signal, rp_error *e) {
                 snprintf(e->hint + n, sizeof e->hint - n, "%s%s has the state after step %" PRId64, n > 0 ? "; " : "", o->save, g->step);
             break;
         }
-        rp_engine_run(g);
+        if ((r = rp_engine_run(g, e)) != REPRISE_OK) break;
         double ms = (double)(rp_now_ns() - begin) * 1e-6;
         total += ms;
         last = loss_of(g, bits);
@@ -493,7 +493,7 @@ static int infer(run *t, const options *o, rp_error *e) {
         rp_engine_begin(g);
         if ((r = rp_feeder_fill(t->feeder, g->arena, g->seed, 0, e)) != REPRISE_OK) break;
         int64_t begin = rp_now_ns();
-        rp_engine_run(g);
+        if ((r = rp_engine_run(g, e)) != REPRISE_OK) break;
         ms[i] = (double)(rp_now_ns() - begin) * 1e-6;
     }
     for (int i = 0; r == REPRISE_OK && o->output != NULL && i < model->nvalues; i++) {

@@ -25,7 +25,8 @@ enum {
     REPRISE_CHANGED = 5,    /* a data file changed while it was read */
     REPRISE_CHECKPOINT = 6, /* checkpoint damaged, cut short or of another model */
     REPRISE_IO = 7,         /* a file could not be read or written */
-    REPRISE_FOREIGN = 8     /* a foreign kernel's library or function is missing */
+    REPRISE_FOREIGN = 8,    /* a foreign kernel's library or function is missing */
+    REPRISE_ASSERT = 9      /* an assertion of the model does not hold */
 };
 
 typedef struct reprise_error {
@@ -57,15 +58,17 @@ int reprise_create(void *arena, const reprise_options *options, reprise_instance
  * instance is destroyed. bytes must be the value's size. */
 int reprise_bind(reprise_instance *instance, const char *name, void *data, int64_t bytes, reprise_error *error);
 
-/* One step: inputs in, program, outputs out. Every input must be bound. */
+/* One step: inputs in, program, outputs out. Every input must be bound. REPRISE_ASSERT: the step ended
+ * where an assertion did not hold, it is not counted, and what it has written of the state by then stays:
+ * load or reset it. */
 int reprise_step(reprise_instance *instance, reprise_error *error);
 
 /* The same step, one instruction of the program at a time, for whoever wants to look at the arena in
  * between: step_next runs one on all threads, instruction 0 after step_begin, and returns the index of
  * the one that it will run next (those of "ops" in the signature), or -1 after the last, when outputs are
- * out and the step is counted. */
+ * out and the step is counted, or -2 where an assertion did not hold, which *error then says. */
 int reprise_step_begin(reprise_instance *instance, reprise_error *error);
-int64_t reprise_step_next(reprise_instance *instance);
+int64_t reprise_step_next(reprise_instance *instance, reprise_error *error);
 
 /* count: from now on the instance counts how often each op of the plan runs; it can't be undone.
  * counts: the numbers so far, in the order of "ops" in the signature, n being how many these are. */

@@ -32,7 +32,7 @@ enum { RP_INVALID, RP_BOOL, RP_I8, RP_I16, RP_I32, RP_I64, RP_U8, RP_U16, RP_U32
 
 enum { RP_FEED_NONE, RP_FEED_TOKENS, RP_FEED_TARGETS, RP_FEED_NORMAL, RP_FEED_UNIFORM, RP_FEED_UNIFORM_INT, RP_FEED_ZEROS };
 
-enum { RP_LAUNCH, RP_JUMP, RP_BRANCH_IF_FALSE, RP_CASE };
+enum { RP_LAUNCH, RP_JUMP, RP_BRANCH_IF_FALSE, RP_CASE, RP_CHECK };
 
 typedef void rp_kernel(char *const *args, int64_t lo, int64_t hi, char *scratch);
 
@@ -49,9 +49,9 @@ typedef struct rp_inst {
     uint8_t kind, wait, index_bytes;
     int32_t nargs;
     int64_t first;   /* index of the first argument (or of the predicate) in rp_program.args */
-    int64_t tiles;   /* launch */
+    int64_t tiles;   /* launch; check: elements of the predicate */
     rp_kernel *fn;   /* launch */
-    const char *symbol, *layer;
+    const char *symbol, *layer; /* check: symbol is what is wrong where it does not hold */
     const int32_t *targets;
     int32_t ntargets;
     int32_t foreign; /* launch: 0, or one more than the index in rp_model.foreign, and fn is NULL */
@@ -116,6 +116,10 @@ typedef reprise_error rp_error;
 /* Fills e (may be NULL) and returns code. */
 int rp_fail(rp_error *e, int code, const char *hint, const char *format, ...) __attribute__((format(printf, 4, 5)));
 const char *rp_code_name(int code);
+
+/* ---- op print (print.c) ---- */
+
+rp_kernel rp_print; /* args[0]: a reprise_call and a text behind it; on: the operands */
 
 /* ---- element types (dtype.c) ---- */
 
@@ -189,16 +193,18 @@ typedef struct rp_engine {
     int64_t step;        /* steps done */
     rp_profile *profile; /* per instruction of Step, or NULL */
     int64_t pc;          /* the next instruction of a step that is run one by one, -1: there is none */
+    const rp_inst *failed; /* the check that ended the last program, or NULL */
+    int64_t failed_at;     /* the first element that was false */
     bool poison;         /* overwrite everything but the state before each step */
     int64_t highest;     /* with poison: the end of the highest byte touched so far */
 } rp_engine;
 
 int rp_engine_create(rp_engine *g, const rp_model *m, void *arena, int threads, rp_error *e);
 void rp_engine_destroy(rp_engine *g);
-void rp_engine_init(rp_engine *g, uint64_t seed);
+int rp_engine_init(rp_engine *g, uint64_t seed, rp_error *e);
 void rp_engine_begin(rp_engine *g); /* before inputs are written: poison, key, step */
-void rp_engine_run(rp_engine *g);   /* the step's program; counts the step */
-int64_t rp_engine_next(rp_engine *g);                /* instead of run, after pc = 0: one instruction; returns the index of the next, -1 after the last */
+int rp_engine_run(rp_engine *g, rp_error *e); /* the step's program; counts the step unless an assertion fails */
+int64_t rp_engine_next(rp_engine *g, rp_error *e);   /* instead of run, after pc = 0: one instruction; returns the index of the next, -1 after the last, -2 where an assertion fails */
 int rp_engine_count(rp_engine *g, rp_error *e);      /* count executions from now on */
 int64_t rp_op_count(const rp_engine *g, const rp_op *op); /* where they are counted */
 rp_kernel *rp_function(const rp_engine *g, const rp_inst *i);
