@@ -2,6 +2,7 @@ package compile
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -19,13 +20,15 @@ import (
 
 // Mutable is a planned program of which broken copies can be made.
 type Mutable struct {
-	Model *frontend.Model
-	pl    *planning
-	plan  *planner.Plan
+	Model   *frontend.Model
+	pl      *planning
+	variant *variant
+	plan    *planner.Plan
 }
 
-// NewMutable plans m at a share of the way from the least budget to keeping everything.
-func NewMutable(m *frontend.Model, share float64) (*Mutable, error) {
+// NewMutable plans m at a share of the way from the least budget to keeping everything, with all that readers can
+// compute for themselves, or nothing.
+func NewMutable(m *frontend.Model, share float64, fused bool) (*Mutable, error) {
 	opt := Options{PlanSteps: 300}
 	grouped, err := Prepare(m.Module, opt)
 	if err != nil {
@@ -39,18 +42,30 @@ func NewMutable(m *frontend.Model, share float64) (*Mutable, error) {
 	if err != nil {
 		return nil, err
 	}
-	least, err := pl.smallest()
+	v := pl.whole
+	if fused {
+		vs, err := pl.chain()
+		if err != nil {
+			return nil, err
+		}
+		if v = vs[len(vs)-1]; v == pl.whole {
+			return nil, errors.New("no reader can compute what it reads")
+		}
+	}
+	least, err := pl.smallestOf(v)
 	if err != nil {
 		return nil, err
 	}
-	found, _, err := pl.within(least.arena + int64(share*float64(all.arena-least.arena)))
+	found, _, err := pl.withinOf(v, least.arena+int64(share*float64(all.arena-least.arena)))
 	if err != nil {
 		return nil, err
 	}
 	if found == nil {
 		found = least
 	}
-	return &Mutable{m, pl, found.plan}, nil
+	plan := *found.plan
+	plan.BaseCost, plan.Overhead, plan.Gap = 0, 0, 0 // those of the program with nothing fused
+	return &Mutable{m, pl, v, &plan}, nil
 }
 
 // Mutant is a planned program that was changed, or not.
@@ -74,7 +89,7 @@ func (m *Mutant) Launches(model *frontend.Model) (*exe.Model, map[string]lower.L
 
 // Sound is the program as it is.
 func (h *Mutable) Sound() (*Mutant, error) {
-	p, err := h.pl.realise(h.pl.whole, h.plan)
+	p, err := h.pl.realise(h.variant, h.plan)
 	if err != nil {
 		return nil, err
 	}
@@ -141,13 +156,13 @@ func (h *Mutable) Mutate(kind int, r *rand.Rand) (mu *Mutant, ok bool, err error
 // realise is what a compilation makes of the plan, laid out or not yet.
 func (h *Mutable) realise(layout bool) (*planned, error) {
 	if layout {
-		return h.pl.realise(h.pl.whole, h.plan)
+		return h.pl.realise(h.variant, h.plan)
 	}
-	pr, err := h.pl.state(h.pl.whole)
+	pr, err := h.pl.state(h.variant)
 	if err != nil {
 		return nil, err
 	}
-	p := &planned{module: pr.Func.Module, before: h.pl.module, problem: pr.Problem, plan: h.plan, applied: pr.Apply(h.plan)}
+	p := &planned{module: pr.Func.Module, before: h.pl.module, variant: h.variant, problem: pr.Problem, plan: h.plan, applied: pr.Apply(h.plan)}
 	p.low = lowerings(p.applied.Lowered)
 	_, _, p.resident = residents(pr.Func)
 	return p, nil

@@ -104,7 +104,8 @@ func (p *planning) state(v *variant) (*stated, error) {
 	return &stated{pr, rules, costs}, err
 }
 
-// realise applies a plan of a variant to a fresh copy and lays it out.
+// realise applies a plan of a variant to a fresh copy and lays it out. The program's plan is a copy with its
+// overhead stated against keeping everything.
 func (p *planning) realise(v *variant, plan *planner.Plan) (*planned, error) {
 	pr, err := p.state(v)
 	if err != nil {
@@ -117,6 +118,8 @@ func (p *planning) realise(v *variant, plan *planner.Plan) (*planned, error) {
 	if err := p.checks.time(func() error { _, err := planner.Check(pr.Problem.Problem, plan, -1); return err }); err != nil {
 		return nil, fmt.Errorf("BUG: the plan does not pass the check: %w", err)
 	}
+	rebased := *plan
+	plan = &rebased
 	if err := p.rebase(plan); err != nil {
 		return nil, err
 	}
