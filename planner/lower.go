@@ -16,3 +16,15 @@ func Bound(ctx context.Context, p *Problem, opt Options) (cost int64, proof stri
 	}
 	return s.lower, s.proof, ctx.Err()
 }
+
+// LeastBytes returns a number of bytes that no legal plan can do with less than, for problems without a link to
+// a host.
+func LeastBytes(p *Problem) (int64, error) {
+	if err := p.Validate(); err != nil {
+		return 0, err
+	}
+	if err := noLink(p); err != nil {
+		return 0, err
+	}
+	return newSearch(context.Background(), p, Options{}).leastBytes(), nil
+}

@@ -22,7 +22,25 @@ type Options struct {
 	Gap       float64 // stop at a plan whose Gap is at most this; 0 searches until it is proven best or Steps are spent
 	Layout    bool    // give offsets, and make the arena fit the budget as well
 	Align     int64   // alignment of offsets if Layout; 0 is 1
+	Known     *Known  // what searches of the same problem share; nil: nothing
 	Progress  func(Progress)
+}
+
+// Known is what searches of one problem find that is the same at every budget and for any number of steps: the
+// smallest plan. Searches that share one look for it once, and return what they would return alone. The
+// zero value knows nothing. Searches that run at the same time may not share one, and the problem may not
+// change between them.
+type Known struct {
+	problem *Problem
+	seed    uint64
+	small   smallPlan
+}
+
+// smallPlan is what findSmallest found.
+type smallPlan struct {
+	seq   []int32
+	peak  int64
+	steps int64 // that it took
 }
 
 // Progress is what Solve reports while it works.
@@ -157,11 +175,8 @@ type search struct {
 	before     []int32 // best before annealing of an array, which may lead into another valley
 	beforeCost int64
 
-	found struct { // what findSmallest found, once
-		seq  []int32
-		peak int64
-	}
-	lowSeq  []int32 // smallest peak seen
+	found   smallPlan // once it was looked for
+	lowSeq  []int32   // smallest peak seen
 	lowPeak int64
 }
 
@@ -783,12 +798,28 @@ func (s *search) plan(seq []int32, solver string) (*Plan, error) {
 // finds, Solve finds.
 func (s *search) smallest() []int32 {
 	if s.found.seq == nil {
-		s.found.seq, s.found.peak = s.findSmallest()
+		s.find()
 	}
 	if s.lowSeq != nil && s.lowPeak < s.found.peak {
 		return s.lowSeq
 	}
 	return s.found.seq
+}
+
+// find looks for the smallest plan, unless a search before this one did.
+func (s *search) find() {
+	known := s.opt.Known
+	if known != nil && known.problem == s.p && known.seed == s.opt.Seed {
+		s.found = known.small
+		s.steps += s.found.steps
+		return
+	}
+	before := s.steps
+	s.found.seq, s.found.peak = s.findSmallest()
+	s.found.steps = s.steps - before
+	if known != nil && !s.stopped() {
+		*known = Known{s.p, s.opt.Seed, s.found}
+	}
 }
 
 // findSmallest is smallest without what other solvers came upon.

@@ -192,7 +192,7 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 				}
 			}
 			if least.arena > limit {
-				floor, err := pl.floor(limit, inf)
+				floor, err := pl.floor(inf)
 				if err != nil {
 					return nil, err
 				}

@@ -1,7 +1,6 @@
 package compile
 
 import (
-	"errors"
 	"maps"
 	"slices"
 
@@ -21,6 +20,7 @@ import (
 type variant struct {
 	sites  []fuse.Site
 	stated *stated // once; never applied
+	least  planner.Known
 	ops    map[int]remat.Known
 }
 
@@ -276,7 +276,7 @@ func (p *planning) rebase(plan *planner.Plan) error {
 
 // floor is a number of bytes that no plan can do with less than, whatever is fused. inf is what the
 // planner said of the program with nothing fused, nil where it said nothing.
-func (p *planning) floor(budget int64, inf *planner.InfeasibleError) (int64, error) {
+func (p *planning) floor(inf *planner.InfeasibleError) (int64, error) {
 	vs, err := p.chain()
 	if err != nil {
 		return 0, err
@@ -311,14 +311,8 @@ func (p *planning) floor(budget int64, inf *planner.InfeasibleError) (int64, err
 			relaxed.Values[i].Bytes = 0
 		}
 	}
-	bound := lowerBound(&relaxed)
-	opt := p.opt
-	opt.Budget, opt.Steps, opt.TimeLimit = budget, 1, 0
-	_, err = planner.Solve(p.ctx, &relaxed, opt)
-	if errors.As(err, &inf) {
-		return max(bound, inf.LowerBoundBytes), nil
-	}
-	return bound, err
+	least, err := planner.LeastBytes(&relaxed)
+	return max(lowerBound(&relaxed), least), err
 }
 
 // fusedReaders are the readers, by the id of a value that each computes for itself.

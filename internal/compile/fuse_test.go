@@ -73,7 +73,7 @@ func TestFusing(t *testing.T) {
 			require.Positive(t, better, "nothing is better for it")
 			require.Equal(t, before, grouped.String(), "planning changed its input")
 			// No floor is above what was found.
-			floor, err := pl.floor(1, nil)
+			floor, err := pl.floor(nil)
 			require.NoError(t, err)
 			require.LessOrEqual(t, floor, smaller.arena)
 			require.Positive(t, floor)

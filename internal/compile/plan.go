@@ -181,7 +181,9 @@ func (p *planning) smallestOf(v *variant) (*planned, error) {
 	if err != nil {
 		return nil, err
 	}
-	plan, err := planner.MinBudgetOptions(p.ctx, pr.Problem.Problem, p.opt)
+	opt := p.opt
+	opt.Known = &v.least
+	plan, err := planner.MinBudgetOptions(p.ctx, pr.Problem.Problem, opt)
 	if err != nil {
 		return nil, p.contradiction(pr, err)
 	}
@@ -200,7 +202,7 @@ func (p *planning) withinOf(v *variant, budget int64) (*planned, *planner.Infeas
 		return nil, nil, err
 	}
 	opt := p.opt
-	opt.Budget = budget
+	opt.Budget, opt.Known = budget, &v.least
 	var first *planner.Plan // its bound is about budget, those of later ones are about less
 	for range maxReplans {
 		plan, err := planner.Solve(p.ctx, pr.Problem.Problem, opt)
