@@ -24,6 +24,17 @@ type Options struct {
 	Align     int64   // alignment of offsets if Layout; 0 is 1
 	Known     *Known  // what searches of the same problem share; nil: nothing
 	Progress  func(Progress)
+	Checked   func(time.Duration) // is told how long each check of a plan took, also from several goroutines at once
+}
+
+// check is Check under the eyes of o.Checked.
+func (o *Options) check(p *Problem, plan *Plan, budget int64) (Report, error) {
+	start := time.Now()
+	rep, err := Check(p, plan, budget)
+	if o.Checked != nil {
+		o.Checked(time.Since(start))
+	}
+	return rep, err
 }
 
 // Known is what searches of one problem find that is the same at every budget and for any number of steps: the
@@ -306,7 +317,7 @@ func (s *search) solve() (*Plan, error) {
 		plan.BudgetBytes, plan.LowerBound, plan.Proof = claimed(asked), lower, proof
 		plan.finish()
 		if !s.opt.Layout || plan.ArenaBytes <= asked {
-			if _, err := Check(s.p, plan, asked); err != nil {
+			if _, err := s.opt.check(s.p, plan, asked); err != nil {
 				return nil, fmt.Errorf("planner: BUG: a solver made an illegal plan: %w", err)
 			}
 			return plan, nil
@@ -375,7 +386,7 @@ func (s *search) attempt() {
 		if err != nil {
 			return
 		}
-		if rep, err := Check(s.p, &Plan{Order: s.m.emit(seq)}, s.opt.Budget); err == nil {
+		if rep, err := s.opt.check(s.p, &Plan{Order: s.m.emit(seq)}, s.opt.Budget); err == nil {
 			s.best, s.cost, s.solver = seq, rep.Cost, "min-budget"
 			s.anneal()
 		}
@@ -771,14 +782,14 @@ func (s *search) greedy(order []int32, budget int64, v greedyVariant, weight []f
 func (s *search) plan(seq []int32, solver string) (*Plan, error) {
 	plan := &Plan{Order: s.m.emit(seq), Solver: solver, Seed: s.opt.Seed,
 		LowerBound: s.lower, Proof: s.proof, Steps: s.steps}
-	rep, err := Check(s.p, plan, -1)
+	rep, err := s.opt.check(s.p, plan, -1)
 	if err != nil {
 		return nil, fmt.Errorf("planner: BUG: a solver made an illegal plan: %w", err)
 	}
 	if order := tidy(s.p, plan.Order); len(order) < len(plan.Order) && len(plan.Transfers) == 0 {
 		// Where a rule wants something computed again and counts what nothing reads, the plan stays.
 		less := &Plan{Order: order}
-		if r, err := Check(s.p, less, -1); err == nil && r.PeakBytes <= rep.PeakBytes {
+		if r, err := s.opt.check(s.p, less, -1); err == nil && r.PeakBytes <= rep.PeakBytes {
 			plan.Order, rep = order, r
 		}
 	}
@@ -939,7 +950,7 @@ func (s *search) infeasible(asked int64) error {
 		return err
 	}
 	e.MinBudget = max(plan.PeakBytes, plan.ArenaBytes)
-	rep, err := Check(s.p, plan, -1)
+	rep, err := s.opt.check(s.p, plan, -1)
 	if err != nil {
 		return err
 	}

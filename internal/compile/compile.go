@@ -223,7 +223,7 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 	p.Explanation = explain(chosen, limit)
 	p.Report = newReport(m, target, limit, chosen, all, least, p.Explanation)
 	p.Report.PlanSeconds = time.Since(start).Seconds()
-	p.Report.CheckSeconds = p.checks.total.Seconds()
+	p.Report.CheckSeconds = p.checks.seconds()
 	if !restricted {
 		p.Report.Policy = said
 	}
@@ -258,7 +258,7 @@ func Compile(ctx context.Context, m *frontend.Model, opt Options) (*Program, err
 		if err := p.checks.time(func() error { return sameKernels(x.Step, p.Runs) }); err != nil {
 			return nil, err
 		}
-		if err := p.WrittenOnce(x); err != nil {
+		if err := p.checks.time(func() error { return p.WrittenOnce(x) }); err != nil {
 			return nil, err
 		}
 	}
@@ -274,7 +274,7 @@ func Compile(ctx context.Context, m *frontend.Model, opt Options) (*Program, err
 		return nil, fmt.Errorf("BUG: the programs take %d bytes of arena, %d were promised", x.ArenaBytes, p.Report.ArenaBytes)
 	}
 	p.Report.CompileSeconds = time.Since(start).Seconds()
-	p.Report.CheckSeconds = p.checks.total.Seconds()
+	p.Report.CheckSeconds = p.checks.seconds()
 	info, err := json.Marshal(p.Report.stable())
 	if err != nil {
 		return nil, err
@@ -497,7 +497,11 @@ func (p *Program) link(ctx context.Context, driver *exe.Driver, out string, shar
 		}
 		files = append(files, name)
 	}
-	if err := driver.Build(ctx, p.Exe, files, out); err != nil {
+	if err := p.checks.time(p.Exe.Validate); err != nil {
+		return err
+	}
+	p.Report.CheckSeconds = p.checks.seconds()
+	if err := driver.BuildValid(ctx, p.Exe, files, out); err != nil {
 		return err
 	}
 	path := out

@@ -72,7 +72,7 @@ func newPlanning(ctx context.Context, module *ir.Module, o Options) *planning {
 	}
 	return &planning{ctx: ctx, checks: o.checks, module: module, costs: newCosts(), policy: o.Policy, alone: o.Budget == Budget{}, allowUnmatched: o.AllowUnmatched, table: o.Costs,
 		allow: o.AllowRecompute, number: remat.Numbers(module.Func("step")), whole: &variant{},
-		opt: planner.Options{TimeLimit: o.TimeLimit, Steps: steps, Threads: runtime.GOMAXPROCS(0), Gap: planGap}}
+		opt: planner.Options{TimeLimit: o.TimeLimit, Steps: steps, Threads: runtime.GOMAXPROCS(0), Gap: planGap, Checked: o.checks.add}}
 }
 
 const (
@@ -88,7 +88,7 @@ func (p *planning) state(v *variant) (*stated, error) {
 	m := p.module.Clone()
 	if len(v.sites) > 0 {
 		fuse.Fold(m.Func("step"), ops.Table(), v.sites)
-		if err := ir.Verify(m); err != nil {
+		if err := p.checks.time(func() error { return ir.Verify(m) }); err != nil {
 			return nil, fmt.Errorf("BUG: after fusing: %w", err)
 		}
 	}
@@ -136,7 +136,7 @@ func (p *planning) realise(v *variant, plan *planner.Plan) (*planned, error) {
 		return nil, fmt.Errorf("BUG: after applying the plan: %w", err)
 	}
 	out.low = lowerings(out.applied.Lowered)
-	out.frame, err = buffer.Layout(f.Body, buffer.Options{Lowered: out.low, Workspace: p.costs.Workspace, Updates: pr.InPlace})
+	out.frame, err = buffer.Layout(f.Body, buffer.Options{Lowered: out.low, Workspace: p.costs.Workspace, Updates: pr.InPlace, Checked: p.checks.add})
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ package buffer
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"reprise/ir"
 	"reprise/passes/lower"
@@ -25,6 +26,8 @@ type Options struct {
 	// External names values that live outside the frame by themselves: the initial values of
 	// states, which are made where they will stay.
 	External map[*ir.Value]string
+	// Checked is told how long each check of a layout took; nil: nobody is.
+	Checked func(time.Duration)
 }
 
 // Home is where a value lives: in the memory of a parameter of its block, in a dense
@@ -180,7 +183,12 @@ func Layout(b *ir.Block, opt Options) (*Frame, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := pack.Verify(items, res.Offsets, res.Arena); err != nil {
+	start := time.Now()
+	err = pack.Verify(items, res.Offsets, res.Arena)
+	if opt.Checked != nil {
+		opt.Checked(time.Since(start))
+	}
+	if err != nil {
 		return nil, fmt.Errorf("BUG: %w", err)
 	}
 	f.Size, f.Live = remat.RoundUp(res.Arena), res.LowerBound

@@ -146,6 +146,11 @@ func (d *Driver) Build(ctx context.Context, m *Model, objects []string, out stri
 	if err := m.Validate(); err != nil {
 		return err
 	}
+	return d.BuildValid(ctx, m, objects, out)
+}
+
+// BuildValid is Build for a model that Validate has taken.
+func (d *Driver) BuildValid(ctx context.Context, m *Model, objects []string, out string) error {
 	return inTemporary(func(dir string) error { return d.build(ctx, dir, m, objects, out) })
 }
 
