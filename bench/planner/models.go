@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"strings"
 
 	"reprise/planner"
@@ -118,43 +117,39 @@ func (m Model) Graph() (*planner.Problem, int) {
 }
 
 // models compares policies on the generated graphs.
-func models(ctx context.Context, opt Options, add func(Row)) error {
+func models(_ context.Context, opt Options) ([]task, error) {
+	var list []task
 	for _, m := range Models() {
 		p, boundary := m.Graph()
 		all := planner.SaveAll(p)
 		for _, share := range []int64{75, 50, 25, 10} {
-			budget := all.PeakBytes * share / 100
-			r := Row{Suite: "models", Case: m.Name, Ops: len(p.Ops), Budget: fmt.Sprintf("%d %%", share), Goal: "least of all policies"}
-			least := -1.0
-			for _, b := range planner.Baselines() {
-				plan, err := planner.PlanBaseline(ctx, p, b.Name, budget, boundary)
-				if errors.Is(err, planner.ErrOverBudget) || errors.Is(err, planner.ErrNoChain) {
-					continue
+			list = append(list, task{Row{Case: m.Name, Ops: len(p.Ops), Budget: fmt.Sprintf("%d %%", share), Goal: "least of all policies"}, func(ctx context.Context, r *Row) error {
+				budget := all.PeakBytes * share / 100
+				least := -1.0
+				for _, b := range planner.Baselines() {
+					plan, err := planner.PlanBaseline(ctx, p, b.Name, budget, boundary)
+					if errors.Is(err, planner.ErrOverBudget) || errors.Is(err, planner.ErrNoChain) {
+						continue
+					}
+					if err != nil {
+						return err
+					}
+					if r.Published != "" {
+						r.Published += ", "
+					}
+					r.Published += fmt.Sprintf("%s %.2f", b.Name, 100*plan.Overhead)
+					if o := 100 * plan.Overhead; least < 0 || o < least {
+						least = o
+					}
 				}
-				if err != nil {
-					return err
+				if solve(ctx, r, p, planner.Options{Budget: budget, Steps: opt.Steps}) != nil {
+					r.Met = least < 0 || r.Overhead <= least+1e-9
 				}
-				if r.Published != "" {
-					r.Published += ", "
-				}
-				r.Published += fmt.Sprintf("%s %.2f", b.Name, 100*plan.Overhead)
-				if o := 100 * plan.Overhead; least < 0 || o < least {
-					least = o
-				}
-			}
-			clock := startClock()
-			plan, err := planner.Solve(ctx, p, planner.Options{Budget: budget, Steps: opt.Steps})
-			clock.stop(&r)
-			if err != nil {
-				r.Error = err.Error()
-			} else {
-				r.fill(plan)
-				r.Met = least < 0 || r.Overhead <= least+1e-9
-			}
-			add(r)
+				return nil
+			}})
 		}
 	}
-	return nil
+	return list, nil
 }
 
 // saving is a policy of others, as the values of a layer that it keeps. What
@@ -183,7 +178,8 @@ func savings() []saving {
 
 // policies asks what each policy needs and costs, and what the planner does with
 // the same bytes.
-func policies(ctx context.Context, opt Options, add func(Row)) error {
+func policies(ctx context.Context, opt Options) ([]task, error) {
+	var list []task
 	for _, m := range Models() {
 		p, boundary := m.Graph()
 		all := planner.SaveAll(p)
@@ -199,47 +195,73 @@ func policies(ctx context.Context, opt Options, add func(Row)) error {
 			}
 			theirs, err := planner.PlanSaving(ctx, p, keep, boundary)
 			if err != nil {
-				return err
+				return nil, err
 			}
-			r := Row{Suite: "policies", Case: m.Name + ": " + s.name, Ops: len(p.Ops), Goal: "not above the policy",
+			list = append(list, task{Row{Case: m.Name + ": " + s.name, Ops: len(p.Ops), Goal: "not above the policy",
 				Budget:    fmt.Sprintf("%.1f %%", 100*float64(theirs.PeakBytes)/float64(all.PeakBytes)),
-				Published: fmt.Sprintf("the policy: %.3f", 100*theirs.Overhead)}
-			clock := startClock()
-			plan, err := planner.Solve(ctx, p, planner.Options{Budget: theirs.PeakBytes, Steps: opt.Steps, Gap: 2e-4})
-			clock.stop(&r)
-			if err != nil {
-				r.Error = err.Error()
-			} else {
-				r.fill(plan)
-				r.Met = plan.Cost <= theirs.Cost
-			}
-			add(r)
+				Published: fmt.Sprintf("the policy: %.3f", 100*theirs.Overhead)}, func(ctx context.Context, r *Row) error {
+				plan := solve(ctx, r, p, planner.Options{Budget: theirs.PeakBytes, Steps: opt.Steps, Gap: 2e-4})
+				r.Met = plan != nil && plan.Cost <= theirs.Cost
+				return nil
+			}})
 		}
 	}
-	return nil
+	return list, nil
 }
 
-// scaling plans one architecture with more and more layers, at half the memory.
-func scaling(ctx context.Context, opt Options, add func(Row)) error {
+// scaling plans graphs of three families at about 500 to 50,000 ops.
+func scaling(_ context.Context, opt Options) ([]task, error) {
+	var list []task
+	add := func(name, budget string, share int64, build func() (*planner.Problem, error)) {
+		list = append(list, task{Row{Case: name, Budget: budget, Goal: "gap ≤ 0.2"}, func(ctx context.Context, r *Row) error {
+			p, err := build()
+			if err != nil {
+				return err
+			}
+			r.Ops = len(p.Ops)
+			solve(ctx, r, p, planner.Options{Budget: planner.SaveAll(p).PeakBytes * share / 100, Steps: opt.Steps, Gap: 1e-3})
+			r.Met = r.Error == "" && r.Gap <= 0.2
+			return nil
+		}})
+	}
 	for _, layers := range []int64{22, 70, 227, 720, 2272} {
 		m := Models()[0]
 		m.Layers = layers
-		p, _ := m.Graph()
-		all := planner.SaveAll(p)
-		r := Row{Suite: "scaling", Case: fmt.Sprintf("Llama-3 8B, %d layers", layers), Ops: len(p.Ops), Budget: "50 %", Goal: "gap ≤ 0.2"}
-		clock := startClock()
-		plan, err := planner.Solve(ctx, p, planner.Options{Budget: all.PeakBytes / 2, Steps: opt.Steps, Gap: 1e-3})
-		clock.stop(&r)
-		var mem runtime.MemStats
-		runtime.ReadMemStats(&mem)
-		r.Published = fmt.Sprintf("%d MiB of the process so far", mem.Sys>>20)
-		if err != nil {
-			r.Error = err.Error()
-		} else {
-			r.fill(plan)
-			r.Met = r.Gap <= 0.2
-		}
-		add(r)
+		add(fmt.Sprintf("Llama-3 8B, %d layers", layers), "50 %", 50, func() (*planner.Problem, error) { p, _ := m.Graph(); return p, nil })
 	}
-	return ctx.Err()
+	for _, layers := range []int{12, 48, 144, 1470} {
+		add(fmt.Sprintf("synth_transformer, %d layers", layers), "30 %", 30, func() (*planner.Problem, error) {
+			g, err := graph(opt.Data, fmt.Sprintf("synth_transformer_%d", layers))
+			if err != nil {
+				return nil, err
+			}
+			return g.Problem, nil
+		})
+	}
+	for _, stages := range []int{250, 790, 2500, 7900, 25000} {
+		add(fmt.Sprintf("chain, %d stages", stages), "50 %", 50, func() (*planner.Problem, error) { return chain(stages), nil })
+	}
+	return list, nil
+}
+
+// chain is a network of stages of four sizes, one after the other, whose backward part reads what each stage made and what it read.
+func chain(stages int) *planner.Problem {
+	p := &planner.Problem{Name: fmt.Sprintf("chain of %d", stages)}
+	add := func(name string, cost, bytes int64, in ...int) int {
+		p.Values = append(p.Values, planner.Value{Name: name, Bytes: bytes})
+		p.Ops = append(p.Ops, planner.Op{Name: name, Cost: cost, Det: planner.DetExact, Inputs: in, Outputs: []int{len(p.Values) - 1}})
+		return len(p.Values) - 1
+	}
+	sizes, costs := []int64{4096, 1024, 16384, 4096}, []int64{900, 100, 2500, 150}
+	x := add("in", 0, 4096)
+	xs := []int{x}
+	for i := range stages {
+		x = add(fmt.Sprintf("f%d", i), costs[i%4], sizes[i%4], x)
+		xs = append(xs, x)
+	}
+	g := add("loss", 1, 4096, x)
+	for i := stages - 1; i >= 0; i-- {
+		g = add(fmt.Sprintf("d%d", i), 2*costs[i%4], sizes[(i+3)%4], xs[i], xs[i+1], g)
+	}
+	return p
 }

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 
@@ -173,7 +174,7 @@ func (a *app) modelsCmd() *cobra.Command {
 }
 
 func (a *app) benchCmd() *cobra.Command {
-	var peers bool
+	var peers, resume bool
 	var rounds int
 	var configs, who, rows []string
 	var dir string
@@ -182,7 +183,9 @@ func (a *app) benchCmd() *cobra.Command {
 		Short: "Measure: step (training steps), kernels (contractions), planner, exactness; with --peers against PyTorch and JAX in the same run",
 		Example: `  bench/peers/setup.sh && reprise bench step --peers
   reprise bench kernels --peers
-  reprise bench exactness --peers`,
+  reprise bench exactness --peers
+  reprise bench planner --resume
+  reprise bench planner --row resnet50 --row "dtr/lstm 30 %"`,
 		ValidArgs: []string{"step", "kernels", "planner", "exactness"},
 		RunE: func(cmd *cobra.Command, list []string) error {
 			if len(list) == 0 {
@@ -199,7 +202,7 @@ func (a *app) benchCmd() *cobra.Command {
 						return err
 					}
 				case "planner":
-					if err := a.benchPlanner(cmd.Context(), dir); err != nil {
+					if err := a.benchPlanner(cmd.Context(), dir, rows, resume); err != nil {
 						return err
 					}
 				case "exactness":
@@ -218,7 +221,8 @@ func (a *app) benchCmd() *cobra.Command {
 	fl.StringSliceVar(&who, "peer", nil, "with --peers, only these contestants of step: "+strings.Join(step.Peers(), ", "))
 	fl.IntVar(&rounds, "rounds", 5, "turns of each contestant")
 	fl.StringSliceVar(&configs, "config", nil, "only these configurations of step")
-	fl.StringSliceVar(&rows, "row", nil, "only these rows of exactness (nothing is written): "+strings.Join(exactness.Names(), ", "))
+	fl.StringSliceVar(&rows, "row", nil, "only these rows of exactness (nothing is written): "+strings.Join(exactness.Names(), ", ")+"; of planner, those with this in \"suite/case budget\" anew, the others stay as they are in the results")
+	fl.BoolVar(&resume, "resume", false, "of planner: the rows that the results lack; they are written row by row, so a run may be ended at any time")
 	fl.StringVar(&dir, "dir", "bench", "the repository's bench directory")
 	return cmd
 }
@@ -319,33 +323,76 @@ func (a *app) benchKernels(ctx context.Context, peers bool, dir string) error {
 	return nil
 }
 
-func (a *app) benchPlanner(ctx context.Context, dir string) error {
+// benchPlanner measures the planner and writes its results row by row. With rows, those are measured anew and the others
+// stay; with resume, what the results lack is measured.
+func (a *app) benchPlanner(ctx context.Context, dir string, rows []string, resume bool) error {
 	data := plans.FindData(".")
 	if data == "" {
 		return diag.Errorf("data", "the planner's data is not beside the repository").
 			WithHint("put shared/planner-data next to the clone")
 	}
-	t, err := plans.Run(ctx, plans.Options{Data: data, Progress: func(line string) {
+	file := filepath.Join(dir, "results", "planner.json")
+	o := plans.Options{Data: data, Revision: revision(), Progress: func(line string) {
 		if !a.json {
 			fmt.Fprintln(a.out, line)
 		}
-	}})
-	if err != nil {
-		return err
+	}, Save: func(t *plans.Table) error {
+		for name, write := range map[string]func(io.Writer) error{file: t.WriteJSON, strings.TrimSuffix(file, "json") + "md": t.WriteMarkdown} {
+			var buf bytes.Buffer
+			if err := write(&buf); err != nil {
+				return err
+			}
+			if err := writeFile(name, buf.Bytes()); err != nil {
+				return err
+			}
+		}
+		return nil
+	}}
+	if f, err := os.Open(file); err == nil && (resume || len(rows) > 0) {
+		o.Before, err = plans.ReadTable(f)
+		f.Close()
+		if err != nil {
+			return diag.Errorf("format", "%s: %v", file, err).WithHint("delete it, and everything is measured")
+		}
+	}
+	only := []string{""}
+	if len(rows) > 0 {
+		only = rows
+	}
+	var t *plans.Table
+	for _, row := range only {
+		if row != "" && o.Before != nil {
+			o.Before = o.Before.Without(row)
+		}
+		o.Only = row
+		var err error
+		if t, err = plans.Run(ctx, o); err != nil {
+			return err
+		}
+		o.Before = t
 	}
 	if a.json {
 		a.print(t)
 	}
-	for name, write := range map[string]func(io.Writer) error{"planner.json": t.WriteJSON, "planner.md": t.WriteMarkdown} {
-		var buf bytes.Buffer
-		if err := write(&buf); err != nil {
-			return err
-		}
-		if err := writeFile(filepath.Join(dir, "results", name), buf.Bytes()); err != nil {
-			return err
+	return o.Save(t)
+}
+
+// revision is what this program was built from: a commit, with + where files had changed; "" where it was built without.
+func revision() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return ""
+	}
+	id, mark := "", ""
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			id = s.Value[:min(len(s.Value), 10)]
+		case s.Key == "vcs.modified" && s.Value == "true":
+			mark = "+"
 		}
 	}
-	return nil
+	return id + mark
 }
 
 // finding is a line of doctor.
