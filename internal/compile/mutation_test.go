@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"reprise/frontend"
 	"reprise/internal/compile"
 	"reprise/internal/diag"
 	"reprise/internal/fuzz"
@@ -46,7 +47,6 @@ func TestMutations(t *testing.T) {
 			t.Run(name(spec), func(t *testing.T) {
 				t.Parallel()
 				m := load(t, spec, strings.HasPrefix(spec, "builtin:"))
-				step := m.Module.Func("step")
 				r := rand.New(rand.NewPCG(uint64(k), 99))
 				share := []float64{0, 0.3}[k%2]
 				h, err := compile.NewMutable(m, share, k == len(mutable())-1)
@@ -54,22 +54,7 @@ func TestMutations(t *testing.T) {
 				sound, err := h.Sound()
 				require.NoError(t, err)
 				require.NoError(t, sound.Found)
-				run := func(mt *compile.Mutant) []map[string][]byte {
-					x, ls, err := mt.Launches(m)
-					require.NoError(t, err, mt.What)
-					res, err := fuzz.Run(step, x, ls, rand.New(rand.NewPCG(7, 7)))
-					require.NoError(t, err, mt.What)
-					var out []map[string][]byte
-					for _, s := range res {
-						b := map[string][]byte{}
-						for n, v := range s {
-							b[n] = v.Data
-						}
-						out = append(out, b)
-					}
-					return out
-				}
-				want := run(sound)
+				want := simulated(t, m, sound)
 				n, tries := (total+len(mutable())-1)/len(mutable()), 0
 				for i := 0; i < n; tries++ {
 					require.Less(t, tries, 20*n, "too few occasions")
@@ -101,7 +86,7 @@ func TestMutations(t *testing.T) {
 						mu.Unlock()
 						continue
 					}
-					got := run(mt)
+					got := simulated(t, m, mt)
 					for s := range want {
 						for n := range want[s] {
 							require.True(t, slices.Equal(want[s][n], got[s][n]), "not found, and it changes %s in step %d: %s", n, s, mt.What)
@@ -116,4 +101,50 @@ func TestMutations(t *testing.T) {
 	})
 	t.Logf("%d mutations, %d harmless, found by rule: %v; kinds: %v", done, harmless, found, kinds)
 	require.Len(t, kinds, len(compile.Mutators()), "a kind of mutation has no occasion in these models")
+}
+
+// simulated is every result of two steps of a program.
+func simulated(t *testing.T, m *frontend.Model, mt *compile.Mutant) []map[string][]byte {
+	t.Helper()
+	x, ls, err := mt.Launches(m)
+	require.NoError(t, err, mt.What)
+	res, err := fuzz.Run(m.Module.Func("step"), x, ls, rand.New(rand.NewPCG(7, 7)))
+	require.NoError(t, err, mt.What)
+	var out []map[string][]byte
+	for _, s := range res {
+		b := map[string][]byte{}
+		for n, v := range s {
+			b[n] = v.Data
+		}
+		out = append(out, b)
+	}
+	return out
+}
+
+// TestReadersComputeTheSame: in random programs, whatever readers compute for themselves, every result has the bits of the
+// program in which nothing is fused.
+func TestReadersComputeTheSame(t *testing.T) {
+	seeds := uint64(100)
+	if long() {
+		seeds = 6000
+	}
+	models, programs := 0, 0
+	for seed := range seeds {
+		m := &frontend.Model{Name: "random", Module: fuzz.Grow(seed)}
+		vs, err := compile.Variants(m)
+		var e *diag.Error
+		require.False(t, err != nil && (!errors.As(err, &e) || slices.Contains([]string{"error", "verify", "pass", "bug"}, e.Code)), "seed %d: %v", seed, err)
+		if len(vs) == 0 {
+			continue // refused, or nothing to fuse
+		}
+		models++
+		programs += len(vs)
+		want := simulated(t, m, vs[0])
+		for _, v := range vs {
+			require.NoError(t, v.Found, "seed %d, %s", seed, v.What)
+			require.Equal(t, want, simulated(t, m, v), "seed %d, %s", seed, v.What)
+		}
+	}
+	t.Logf("%d programs of %d models", programs, models)
+	require.Positive(t, models)
 }

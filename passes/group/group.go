@@ -93,14 +93,23 @@ type grouper struct {
 	// heavy is the last op that an op waits for, itself included, that is no mere part of a program: a contraction, a
 	// kernel of its own. -1: none.
 	heavy map[*ir.Op]int
+	after map[*ir.Op]*ir.Op // the next op with an effect, of one that has one
 }
 
 func newGrouper(b *ir.Block, t *ir.Table) *grouper {
 	g := &grouper{b: b, t: t, pos: map[*ir.Op]int{}, users: map[*ir.Value][]*ir.Op{}, isRes: map[*ir.Value]bool{},
 		again: map[*ir.Op]bool{}, src: map[*ir.Op]*ir.Value{}, mem: map[*ir.Value]bool{}, unit: map[*ir.Op]*unit{},
-		made: pinned.Decisions(b), drawn: map[*ir.Op]bool{}, heavy: map[*ir.Op]int{}}
+		made: pinned.Decisions(b), drawn: map[*ir.Op]bool{}, heavy: map[*ir.Op]int{},
+		after: map[*ir.Op]*ir.Op{}}
+	var last *ir.Op // with an effect
 	for i, op := range b.Ops {
 		g.pos[op] = i
+		if op.Effect() != ir.EffectNone {
+			if last != nil {
+				g.after[last] = op
+			}
+			last = op
+		}
 		g.heavy[op] = -1
 		for _, v := range op.Operands {
 			if h, ok := g.heavy[v.Op]; ok {
@@ -338,7 +347,7 @@ func (g *grouper) run() {
 			}
 			alone := len(readers) == 1 && (!g.mem[v] || g.onlyReturned(v))
 			small := v.Type.Len()*smallShare <= lenOf(first.domain) && lenOf(first.domain) > 0
-			if (alone || small && !g.reaches(readers, first)) && g.canJoin(op, first, alone && !g.mem[v]) {
+			if (alone || small && !g.reaches(v, first)) && g.canJoin(op, first, alone && !g.mem[v]) {
 				g.join(op, first, !alone || g.mem[v])
 				continue
 			}
@@ -389,14 +398,14 @@ func (g *grouper) newUnit(op *ir.Op) *unit {
 	return u
 }
 
-// reaches reports whether any unit but u leads to u, through values in memory.
-func (g *grouper) reaches(from []*unit, to *unit) bool {
+// reaches reports whether v leads to a unit also through others: units, ops that are in none, and the order of effects.
+func (g *grouper) reaches(v *ir.Value, to *unit) bool {
 	seen := map[*unit]bool{}
 	seenOp := map[*ir.Op]bool{}
 	var fromOp func(op *ir.Op) bool
 	var fromUnit func(u *unit) bool
 	fromOp = func(op *ir.Op) bool {
-		if seenOp[op] {
+		if op == nil || seenOp[op] {
 			return false
 		}
 		seenOp[op] = true
@@ -412,7 +421,7 @@ func (g *grouper) reaches(from []*unit, to *unit) bool {
 				}
 			}
 		}
-		return false
+		return fromOp(g.after[op])
 	}
 	fromUnit = func(u *unit) bool {
 		if u == to {
@@ -431,12 +440,24 @@ func (g *grouper) reaches(from []*unit, to *unit) bool {
 		}
 		return false
 	}
-	for _, u := range from {
-		if u != to && fromUnit(u) {
-			return true
+	looked := map[*ir.Op]bool{} // through an op that is computed again
+	var other func(v *ir.Value) bool
+	other = func(v *ir.Value) bool {
+		for _, op := range g.users[v] {
+			u := g.unit[op]
+			if u != nil && u != to && fromUnit(u) || u == nil && !g.again[op] && fromOp(op) {
+				return true
+			}
+			if g.again[op] && !looked[op] {
+				looked[op] = true
+				if other(op.Results[0]) {
+					return true
+				}
+			}
 		}
+		return false
 	}
-	return false
+	return other(v)
 }
 
 // canJoin: op may become a member of u, whose members (and ops computed again for them) read it.
