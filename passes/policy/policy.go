@@ -3,7 +3,7 @@
 // size, by position in a list of layers, or by the name of a policy from elsewhere.
 //
 // A policy is a pure value: it is read once, and applying it to a planning problem changes the
-// problem and nothing else. The file format and the named policies are described in docs/policies.md.
+// problem and nothing else. The file format is described in docs/policies.md, the named policies in docs/exactness.md.
 package policy
 
 import (
