@@ -1,6 +1,8 @@
 package passes_test
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -95,4 +97,60 @@ func TestMarkErrors(t *testing.T) {
 		_, err := ir.Parse(ops.Table(), "m.ir", strings.Replace(module, "MARK", mark, 1))
 		require.ErrorContains(t, err, want)
 	}
+}
+
+// loop is a training step with a loop of n turns, in which one value is named and one pinned.
+func loop(n int) string {
+	return strings.ReplaceAll(`module "loop"
+
+func @step(%x: f32[16,8] {feed="normal", role="input"}, %w: f32[8,8] {role="param"}) -> (loss, w) {
+  %zero = constant {value=dense(i32[]: 0)} : i32[] loc(loop)
+  %i, %y, %ww = while %zero, %x, %w : i32[], f32[16,8], f32[8,8] loc(loop) (%i0: i32[], %x0: f32[16,8], %w0: f32[8,8]) {
+    %turns = constant {value=dense(i32[]: TURNS)} : i32[] loc(loop.cond)
+    %c = compare %i0, %turns {dir="lt"} : bool[] loc(loop.cond)
+    yield %c
+  } (%i1: i32[], %x1: f32[16,8], %w1: f32[8,8]) {
+    %one = constant {value=dense(i32[]: 1)} : i32[] loc(loop.body)
+    %i2 = add %i1, %one : i32[] loc(loop.body)
+    %h = contract %x1, %w1 {lhs_contract=[1], rhs_contract=[0]} : f32[16,8] loc(loop.body.fc)
+    %a = tanh %h : f32[16,8] {name="act"} loc(loop.body.act)
+    %p = exp %a : f32[16,8] {pin=true} loc(loop.body.pinned)
+    %s = mul %p, %a : f32[16,8] loc(loop.body.out)
+    yield %i2, %s, %w1
+  }
+  %sq = mul %y, %y : f32[16,8] loc(loss)
+  %loss = reduce %sq {axes=[0, 1], kind="sum"} : f32[] loc(loss)
+  %gw = gradient %loss, %w : f32[8,8] loc(grad)
+  %lr = constant {value=dense(f32[]: 0.001)} : f32[] loc(opt)
+  %nw = sgd %w, %gw, %lr {wd=0.0} : f32[8,8] loc(opt)
+  return %loss, %nw
+}
+`, "TURNS", fmt.Sprint(n))
+}
+
+// TestMarksInLoops: names and pins inside of a loop survive: in each turn of one that is unrolled, and in the body of one that
+// is not. What is pinned there the backward loop does not compute again.
+func TestMarksInLoops(t *testing.T) {
+	mod, err := ir.Parse(ops.Table(), "loop.ir", loop(3))
+	require.NoError(t, err)
+	require.NoError(t, passes.Run(mod, ops.Table(), passes.Options{}))
+	require.Equal(t, slices.Repeat([]string{"loop.body.act:act", "loop.body.pinned:!"}, 3), marked(mod.Func("step")))
+
+	mod, err = ir.Parse(ops.Table(), "loop.ir", loop(40))
+	require.NoError(t, err)
+	require.NoError(t, passes.Run(mod, ops.Table(), passes.Options{}))
+	runs := map[string]int{}
+	var marks []string
+	mod.Func("step").Body.Walk(func(op *ir.Op) {
+		runs[op.Name()]++
+		for _, v := range op.Results {
+			if v.Marked() && op.Block.Owner.Name() == "while" {
+				marks = append(marks, op.Loc.String())
+			}
+		}
+	})
+	require.Equal(t, []string{"loop.body.act", "loop.body.pinned"}, marks)
+	require.Equal(t, 2, runs["while"])
+	require.Equal(t, 1, runs["exp"], "the pinned op runs again in the backward loop")
+	require.Equal(t, 2, runs["tanh"])
 }

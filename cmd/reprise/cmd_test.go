@@ -114,6 +114,7 @@ func TestErrors(t *testing.T) {
 		{"no graph", []string{"check", dir + "/none.json", graph}, 1, []string{"can't read", "no such file"}, map[string]any{"code": "file"}},
 		{"no input", []string{"run", vec, "--interpret"}, 1, []string{`no --input for "x" (f32[3,4])`}, map[string]any{"code": "input"}},
 		{"wrong input", []string{"run", vec, "--interpret", "--input", "q=q.npy"}, 1, []string{`no input "q"`, "x (f32[3,4])"}, map[string]any{"code": "input"}},
+		{"over the model", []string{"compile", vec, "-o", strings.TrimSuffix(vec, ".ir"), "--emit", "ir"}, 1, []string{vec + " would be written over: it is the model", "another name"}, map[string]any{"code": "file"}},
 		{"no value", []string{"explain", tiny, "layers.99.*"}, 1, []string{`"layers.99.*" is no value, and no layer matches it`, "hint: layers: "}, map[string]any{"code": "explain"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

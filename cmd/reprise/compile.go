@@ -13,6 +13,7 @@ import (
 	"reprise/internal/compile"
 	"reprise/internal/diag"
 	"reprise/ir"
+	"reprise/runtime/exe"
 )
 
 func (a *app) compileCmd() *cobra.Command {
@@ -25,7 +26,7 @@ func (a *app) compileCmd() *cobra.Command {
 		Short: "Compile a model to an executable, or with --shared to a library",
 		Example: `  reprise compile builtin:gpt --train --budget 50% -o gpt
   reprise compile builtin:mlp -o mlp --shared
-  reprise compile model.ir --target cpu:x86-64-v3 -o model --emit ir,llvm`,
+  reprise compile model.ir --target cpu:x86-64-v3 -o out/model --emit ir,llvm`,
 		Args: args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, list []string) error {
 			if out == "" {
@@ -62,6 +63,9 @@ func (a *app) build(ctx context.Context, arg string, f *modelFlags, out string, 
 	}
 	extra, err := parseEmit(emit, &opt)
 	if err != nil {
+		return nil, err
+	}
+	if err := spare(arg, out, extra, shared); err != nil {
 		return nil, err
 	}
 	say, done := a.progress()
@@ -125,6 +129,31 @@ func peakPlace(r compile.Report) string {
 		return r.PeakOp
 	}
 	return fmt.Sprintf("op %d, %s", r.PeakPosition, r.PeakOp)
+}
+
+// spare is an error where what is to be written is the model's own file: with model.ir, -o model and --emit ir
+// that is soon done.
+func spare(model, out string, e *emitted, shared bool) error {
+	is, err := os.Stat(model)
+	if err != nil {
+		return nil // a builtin
+	}
+	files := []string{out}
+	if shared {
+		files = []string{exe.LibraryPath(out), exe.HeaderPath(out)}
+	}
+	if e.ir {
+		files = append(files, out+".ir")
+	}
+	if e.plan {
+		files = append(files, out+".plan.json")
+	}
+	for _, f := range files {
+		if s, err := os.Stat(f); err == nil && os.SameFile(is, s) {
+			return diag.Errorf("file", "%s would be written over: it is the model", f).WithHint("give another name or directory to -o")
+		}
+	}
+	return nil
 }
 
 // emitted are the texts to write beside a binary.

@@ -69,13 +69,19 @@ func (d *differ) mustStraighten(op *ir.Op) bool {
 	return false
 }
 
-// decisions lists the results of a region's ops that decide something discrete. They are
-// made once: what runs a region again reads them.
+// decisions lists the results of a region's ops that decide something discrete, and those that the model pins.
+// They are made once: what runs a region again reads them.
 func decisions(region *ir.Block) []*ir.Value {
 	var out []*ir.Value
 	for _, op := range region.Ops {
 		if op.Det() == ir.Decides && len(op.Regions) == 0 {
 			out = append(out, op.Results...)
+			continue
+		}
+		for _, v := range op.Results {
+			if v.Attrs.Bool("pin") {
+				out = append(out, v)
+			}
 		}
 	}
 	return out
@@ -136,7 +142,8 @@ func inline(b *ir.Block, region *ir.Block, args []*ir.Value, prov string) []*ir.
 	return inlineMap(b, region, args, prov).All(region.Results)
 }
 
-// inlineMap is inline that tells what stands for each value.
+// inlineMap is inline that tells what stands for each value. What runs forward has the model's marks; a copy that
+// runs backward has not: it is no value that the model knows.
 func inlineMap(b *ir.Block, region *ir.Block, args []*ir.Value, prov string) ir.Mapping {
 	vals := ir.Mapping{}
 	for i, p := range region.Params {
@@ -144,6 +151,11 @@ func inlineMap(b *ir.Block, region *ir.Block, args []*ir.Value, prov string) ir.
 	}
 	for _, op := range region.Ops {
 		c := b.CloneOp(op, vals)
+		if prov != "vjp" {
+			for i, r := range op.Results {
+				c.Results[i].Mark(r.Attrs.Str("name"), r.Attrs.Bool("pin"))
+			}
+		}
 		if prov != "" {
 			c.Loc = c.Loc.With(prov)
 			for _, r := range c.Regions {

@@ -29,6 +29,7 @@ type candidate struct {
 	op    int
 	layer string
 	kinds []string // of the ops that compute it, and of those that these stand for
+	inner []string // layers, in a while, if or case, of the ops that make it there
 	name  string   // given by the model, or ""
 	bytes int64
 
@@ -117,7 +118,11 @@ func (c *candidate) label() string {
 	if c.name != "" {
 		name = c.name
 	}
-	return fmt.Sprintf("%s %%%s (%s)", c.layer, name, remat.Kind(c.ctx.problem.Ops[c.op]))
+	kind := remat.Kind(c.ctx.problem.Ops[c.op])
+	if len(c.inner) > 0 {
+		kind += " of " + strings.Join(c.inner, ", ")
+	}
+	return fmt.Sprintf("%s %%%s (%s)", c.layer, name, kind)
 }
 
 // ValueName is the name that the model gave a value, "" where it gave none.
@@ -150,13 +155,13 @@ func newContext(pr *remat.Problem) *context {
 			if len(inner) > 0 && op.Name() == "fused" {
 				c.layer = op.Regions[0].Results[j].Op.Loc.Layer
 			}
-			for _, o := range inner {
-				for _, k := range append([]string{o.Name()}, o.Loc.Prov...) {
-					if !slices.Contains(c.kinds, k) && !slices.Contains([]string{"vjp", "inline", "unroll", "remat", "fuse"}, k) {
-						c.kinds = append(c.kinds, k)
-					}
+			c.madeBy(inner)
+			for _, o := range made(op, j) {
+				c.madeBy(o.ops)
+				c.inner = append(c.inner, o.layer)
+				if n := o.value.Attrs.Str("name"); n != "" {
+					c.names(n)
 				}
-				c.plainDot = c.plainDot || o.Name() == "contract" && len(o.Attrs.Ints("lhs_batch")) == 0
 			}
 			po := &pr.Problem.Ops[i]
 			switch {
@@ -172,14 +177,8 @@ func newContext(pr *remat.Problem) *context {
 	// A name of a view is a name of what it views.
 	for i, op := range pr.Ops {
 		for _, r := range op.Results {
-			c := byValue[under[index[r]]]
-			n := r.Attrs.Str("name")
-			switch {
-			case pr.Lowered[i] != nil || c == nil || n == "":
-			case c.name == "":
-				c.name = n
-			default:
-				c.name += "," + n
+			if c, n := byValue[under[index[r]]], r.Attrs.Str("name"); pr.Lowered[i] == nil && c != nil && n != "" {
+				c.names(n)
 			}
 		}
 	}
@@ -234,6 +233,26 @@ func newContext(pr *remat.Problem) *context {
 	return x
 }
 
+// madeBy notes the ops that compute c.
+func (c *candidate) madeBy(list []*ir.Op) {
+	for _, o := range list {
+		for _, k := range append([]string{o.Name()}, o.Loc.Prov...) {
+			if !slices.Contains(c.kinds, k) && !slices.Contains([]string{"vjp", "inline", "unroll", "remat", "fuse"}, k) {
+				c.kinds = append(c.kinds, k)
+			}
+		}
+		c.plainDot = c.plainDot || o.Name() == "contract" && len(o.Attrs.Ints("lhs_batch")) == 0
+	}
+}
+
+// names gives c one more name.
+func (c *candidate) names(n string) {
+	if c.name != "" {
+		n = c.name + "," + n
+	}
+	c.name = n
+}
+
 // innerLists notes lists below the outermost one, which patterns may mean.
 func (x *context) innerLists(layer string) {
 	parts := strings.Split(layer, ".")
@@ -279,8 +298,13 @@ func (r *Rule) matches(c *candidate) bool {
 	return r.matchesLayer(c) && (r.Value == "" || c.isNamed(r.Value)) && (r.Op == "" || c.isKind(r.Op))
 }
 
+// inLayer: c is made in a layer that the pattern names, or in one inside of a while, if or case.
+func (c *candidate) inLayer(pattern string) bool {
+	return matchLayer(pattern, c.layer) || slices.ContainsFunc(c.inner, func(l string) bool { return matchLayer(pattern, l) })
+}
+
 func (r *Rule) matchesLayer(c *candidate) bool {
-	if r.Layer != "" && !matchLayer(r.Layer, c.layer) {
+	if !c.inLayer(r.Layer) {
 		return false
 	}
 	if r.Every == 0 {
@@ -471,7 +495,7 @@ func (p *Policy) limit(x *context, line map[string]*RuleReport, rep *Report, opt
 	}
 	for i := range p.budgets {
 		b := &p.budgets[i]
-		in := func(c *candidate) bool { return matchLayer(b.Layer, c.layer) }
+		in := func(c *candidate) bool { return c.inLayer(b.Layer) }
 		if err := x.within(b.Bytes, in, b.Where, line[b.Where.String()], rep); err != nil {
 			return err
 		}
@@ -625,7 +649,7 @@ func (p *Policy) unmatched(x *context, line map[string]*RuleReport, rep *Report,
 	for i := range p.budgets {
 		b := &p.budgets[i]
 		for _, c := range x.cands {
-			if matchLayer(b.Layer, c.layer) {
+			if c.inLayer(b.Layer) {
 				line[b.Where.String()].match(c)
 			}
 		}

@@ -36,6 +36,7 @@ type RuleReport struct {
 	Notes      []string `json:"notes,omitempty"`
 
 	values []int
+	inside int            // values that a while, if or case makes
 	held   map[string]int // reason: how many values it keeps from being recomputed
 	holds  []string       // the reasons, in order
 }
@@ -44,6 +45,9 @@ const maxFirst = 4
 
 func (r *RuleReport) match(c *candidate) {
 	r.Matched++
+	if len(c.inner) > 0 {
+		r.inside++
+	}
 	if len(r.First) < maxFirst {
 		r.First = append(r.First, c.label())
 	}
@@ -123,6 +127,9 @@ func (r *Report) Finish(pr *remat.Problem, plan *planner.Plan) {
 			if n, who := instead(pr, rule.values, before, now, under); n > 0 {
 				rule.Notes = append(rule.Notes, fmt.Sprintf("computing its values again reads %d bytes that would not be kept otherwise: %s", n, who))
 			}
+		}
+		if why := rule.whole(); why != "" {
+			rule.Notes = append(rule.Notes, why)
 		}
 		for _, why := range rule.holds {
 			rule.Notes = append(rule.Notes, fmt.Sprintf("%d of its values stay in memory: %s", rule.held[why], why))
@@ -220,6 +227,9 @@ func (r *Report) String() string {
 
 // nothing explains why a rule matches no value.
 func (x *context) nothing(r *Rule) *diag.Error {
+	if e := x.hidden(r); e != nil {
+		return e
+	}
 	type key struct {
 		what, word string
 		one        Rule

@@ -1,6 +1,7 @@
 package remat
 
 import (
+	"fmt"
 	"slices"
 
 	"reprise/ir"
@@ -99,9 +100,20 @@ func (p *Problem) Under() []int {
 	return under
 }
 
-// pinMarked pins what the model pins: no policy and no budget opts out of that.
+// pinMarked pins what the model pins: no policy and no budget opts out of that. An op in whose regions something
+// is pinned is pinned whole.
 func (p *Problem) pinMarked() {
 	for _, op := range p.Func.Body.Ops {
+		for _, r := range op.Regions {
+			if op.Name() == "fused" {
+				break // a pinned value is its result
+			}
+			r.Walk(func(o *ir.Op) {
+				if _, ok := p.Pins[op]; !ok && slices.ContainsFunc(o.Results, func(v *ir.Value) bool { return v.Attrs.Bool("pin") }) {
+					p.Pins[op] = pinned.Pin{Kind: pinned.Marked, Why: fmt.Sprintf("the model pins %s of layer %s in it: that is computed once and kept", o.Name(), o.Loc.Layer)}
+				}
+			})
+		}
 		for _, v := range op.Results {
 			if b := base(v); v.Attrs.Bool("pin") && b.Op != nil && !lower.IsConstant(b.Op) {
 				if _, ok := p.Pins[b.Op]; !ok {
