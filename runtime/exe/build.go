@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"golang.org/x/sync/errgroup"
@@ -73,9 +74,6 @@ func Toolchain() (clang string, err error) {
 	return clang, nil
 }
 
-// foreignObject loads foreign kernels; models without any do without it.
-const foreignObject = "foreign.c.o"
-
 // Driver is the driver's compiled objects. One serves any number of models, also
 // at the same time, and may be compiled while a model still is.
 type Driver struct {
@@ -109,17 +107,16 @@ func compileDriver(ctx context.Context, dir string, shared bool, o options) (*Dr
 		return nil, err
 	}
 	d := &Driver{clang: clang, dir: dir, shared: shared, sources: native.Sources(shared), options: o}
-	for _, f := range d.sources {
+	units := native.Units(shared)
+	for _, f := range slices.Concat(d.sources, units) {
 		if err := os.WriteFile(filepath.Join(dir, f.Name), []byte(f.Text), 0o666); err != nil {
 			return nil, temporaryError(err)
 		}
 	}
 	var names []string
-	for _, f := range d.sources {
-		if filepath.Ext(f.Name) == ".c" {
-			names = append(names, f.Name)
-			d.objects = append(d.objects, filepath.Join(dir, f.Name+".o"))
-		}
+	for _, f := range units {
+		names = append(names, f.Name)
+		d.objects = append(d.objects, filepath.Join(dir, f.Name+".o"))
 	}
 	return d, d.compile(ctx, dir, names...)
 }
@@ -195,7 +192,7 @@ func (d *Driver) build(ctx context.Context, dir string, m *Model, objects []stri
 	args = append(args, d.options.cflags...)
 	args = append(args, "-o", "out", "model.c.o", "data.s.o")
 	for _, o := range d.objects {
-		if filepath.Base(o) != foreignObject || m.HasForeign() {
+		if filepath.Base(o) != native.ForeignUnit+".o" || m.HasForeign() {
 			args = append(args, o)
 		}
 	}

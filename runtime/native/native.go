@@ -24,6 +24,39 @@ type File struct {
 // Header is the name of the public C header of a shared model.
 const Header = "reprise.h"
 
+// Units are the driver's C files by what is compiled together: few compilations, since each reads
+// the headers anew, but several, which can run at the same time. Names of functions are unique in the driver.
+// What only models with foreign kernels need is a unit of its own.
+func Units(shared bool) []File {
+	const units = 3
+	texts := make([]string, units)
+	var foreign string
+	n := 0
+	for _, f := range Sources(shared) {
+		line := fmt.Sprintf("#include %q\n", f.Name)
+		switch {
+		case !strings.HasSuffix(f.Name, ".c"):
+		case f.Name == "foreign.c":
+			foreign = line
+		default:
+			texts[n%units] += line
+			n++
+		}
+	}
+	var out []File
+	for i, text := range append(texts, foreign) {
+		name := fmt.Sprintf("unit%d.c", i)
+		if i == units {
+			name = ForeignUnit
+		}
+		out = append(out, File{Name: name, Text: "#define _GNU_SOURCE\n" + text})
+	}
+	return out
+}
+
+// ForeignUnit is the unit that loads foreign kernels; models without any do without it.
+const ForeignUnit = "unit-foreign.c"
+
 // Sources returns the driver's files, headers included, in the order of their
 // names: with the command line of an executable or, if shared, the C interface.
 func Sources(shared bool) []File {

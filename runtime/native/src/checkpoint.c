@@ -8,9 +8,8 @@
 
 #define FORMAT "reprise.checkpoint/1"
 
-static bool is_state(const rp_value *v) { return v->role <= RP_BUFFER; }
 
-static bool is_wanted(const rp_value *v, bool strict) { return strict ? is_state(v) : v->role == RP_PARAM || v->role == RP_BUFFER; }
+static bool is_wanted(const rp_value *v, bool strict) { return strict ? rp_is_state(v) : v->role == RP_PARAM || v->role == RP_BUFFER; }
 
 static bool parse_u64(const char *s, uint64_t *x) {
     char *end;
@@ -29,7 +28,7 @@ static int compare(rp_checkpoint *c, const rp_model *m, rp_error *e) {
     int state = 0;
     for (int i = 0; i < m->nvalues; i++) {
         const rp_value *v = &m->values[i];
-        if (is_state(v)) state++;
+        if (rp_is_state(v)) state++;
         if (!is_wanted(v, c->strict)) continue;
         const rp_array *a = rp_file_array(&c->file, v->name);
         rp_type_string(want, sizeof want, v->dtype, v->rank, v->shape);
@@ -46,7 +45,7 @@ static int compare(rp_checkpoint *c, const rp_model *m, rp_error *e) {
         for (int i = 0; i < c->file.narrays; i++) {
             const rp_array *a = &c->file.arrays[i];
             const rp_value *v = rp_find(m, a->name);
-            if (v == NULL || !is_state(v))
+            if (v == NULL || !rp_is_state(v))
                 return rp_fail(e, REPRISE_CHECKPOINT, NULL, "%s is a checkpoint of another model: this one has no tensor \"%s\" %s", path, a->name, rp_type_string(got, sizeof got, a->dtype, a->rank, a->shape));
         }
     const char *hash = rp_file_meta(&c->file, "input_sha256");
@@ -126,7 +125,7 @@ typedef void visit(void *context, const rp_value *v);
 static void each_state(const rp_model *m, visit *f, void *context) {
     for (int64_t size = 8; size >= 1; size /= 2)
         for (int i = 0; i < m->nvalues; i++)
-            if (is_state(&m->values[i]) && rp_dtype_size(m->values[i].dtype) == size) f(context, &m->values[i]);
+            if (rp_is_state(&m->values[i]) && rp_dtype_size(m->values[i].dtype) == size) f(context, &m->values[i]);
 }
 
 typedef struct header {

@@ -7,7 +7,6 @@
 
 #include "rp.h"
 
-static bool is_state(const rp_value *v) { return v->role <= RP_BUFFER; }
 
 const rp_value *rp_find(const rp_model *m, const char *name) {
     int lo = 0, hi = m->nvalues;
@@ -56,16 +55,12 @@ static int64_t follow(const rp_inst *i, char *const *args, int64_t pc) {
     return i->targets[at < 0 || at >= i->ntargets ? i->ntargets - 1 : at];
 }
 
-/* To nearest, denormals kept, no traps: the arithmetic of a model must not depend on what a
- * caller of the library has set for its own (and its threads inherit). */
-enum { STANDARD_ARITHMETIC = 0x1f80 };
-
 rp_kernel *rp_function(const rp_engine *g, const rp_inst *i) { return i->foreign == 0 ? i->fn : g->foreign[i->foreign - 1]; }
 
 static void walk_program(void *context, int worker, int workers) {
     const walk *w = context;
     unsigned callers = _mm_getcsr();
-    _mm_setcsr(STANDARD_ARITHMETIC);
+    _mm_setcsr(RP_STANDARD_ARITHMETIC);
     char *scratch = w->g->scratch.base + (int64_t)worker * RP_SCRATCH_BYTES;
     rp_profile *last = NULL, *profile = worker == 0 ? w->profile : NULL;
     int64_t mark = profile != NULL ? rp_now_ns() : 0;
@@ -84,7 +79,7 @@ static void walk_program(void *context, int worker, int workers) {
             int64_t lo = worker * i->tiles / workers, hi = (worker + 1) * i->tiles / workers;
             if (lo < hi) {
                 rp_function(w->g, i)(args, lo, hi, scratch);
-                if (i->foreign != 0) _mm_setcsr(STANDARD_ARITHMETIC); /* whatever it has set */
+                if (i->foreign != 0) _mm_setcsr(RP_STANDARD_ARITHMETIC); /* whatever it has set */
             }
             if (profile != NULL) {
                 int64_t now = rp_now_ns();
@@ -239,7 +234,7 @@ static bool covered_by_state(const rp_engine *g, int64_t at, int64_t *next) {
     *next = g->model->arena_bytes;
     for (int i = 0; i < g->model->nvalues; i++) {
         const rp_value *v = &g->model->values[i];
-        if (!is_state(v) || v->bytes == 0) continue;
+        if (!rp_is_state(v) || v->bytes == 0) continue;
         if (v->offset <= at && at < v->offset + v->bytes) {
             *next = v->offset + v->bytes;
             return true;
@@ -320,6 +315,6 @@ void rp_state_sha256(const rp_engine *g, char hex[65]) {
     rp_sha256 s;
     rp_sha256_start(&s);
     for (int i = 0; i < g->model->nvalues; i++) /* in the byte order of names */
-        if (is_state(&g->model->values[i])) rp_sha256_add(&s, g->arena + g->model->values[i].offset, (size_t)g->model->values[i].bytes);
+        if (rp_is_state(&g->model->values[i])) rp_sha256_add(&s, g->arena + g->model->values[i].offset, (size_t)g->model->values[i].bytes);
     rp_sha256_end(&s, hex);
 }

@@ -357,7 +357,7 @@ static int prepare(run *t, const options *o, rp_error *e) {
     return r;
 }
 
-static void release(run *t) {
+static void end_run(run *t) {
     if (t->has_from) rp_checkpoint_close(&t->from);
     rp_feeder_destroy(t->feeder);
     rp_engine_destroy(&t->g);
@@ -570,7 +570,7 @@ int main(int argc, char **argv) {
     if (r == REPRISE_OK) r = model->train ? train(&t, &o, &signal, &e) : infer(&t, &o, &e);
     if (fflush(stdout) != 0 && r == REPRISE_OK) r = rp_fail(&e, REPRISE_IO, NULL, "cannot write to standard output: %s", strerror(errno));
     int status = r != REPRISE_OK ? report(&o, &e) : signal != 0 ? 128 + signal : 0;
-    release(&t);
+    end_run(&t);
     for (int i = 0; i < o.ninputs; i++) free((char *)(uintptr_t)o.names[i]);
     return status;
 }

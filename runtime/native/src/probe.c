@@ -9,7 +9,7 @@
 
 #include "rp.h"
 
-enum { MAX_PIECES = 4096, STANDARD_ARITHMETIC = 0x1f80 };
+enum { MAX_PIECES = 4096 };
 
 typedef struct piece {
     int64_t lo, hi;
@@ -32,7 +32,7 @@ typedef struct prober {
 } prober;
 
 /* splitmix64 */
-static uint64_t draw(uint64_t *state) {
+static uint64_t roll(uint64_t *state) {
     uint64_t z = *state += 0x9e3779b97f4a7c15u;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
@@ -43,11 +43,11 @@ static void *work(void *argument) {
     prober *w = argument;
     probe *p = w->p;
     unsigned callers = _mm_getcsr();
-    _mm_setcsr(STANDARD_ARITHMETIC);
+    _mm_setcsr(RP_STANDARD_ARITHMETIC);
     for (int i; (i = atomic_fetch_add(&p->next, 1)) < p->npieces;) {
-        for (uint64_t n = draw(&w->state) % 4; n > 0; n--) sched_yield();
+        for (uint64_t n = roll(&w->state) % 4; n > 0; n--) sched_yield();
         p->fn(p->args, p->pieces[i].lo, p->pieces[i].hi, w->scratch);
-        _mm_setcsr(STANDARD_ARITHMETIC);
+        _mm_setcsr(RP_STANDARD_ARITHMETIC);
     }
     _mm_setcsr(callers);
     return NULL;
@@ -56,15 +56,15 @@ static void *work(void *argument) {
 /* Cuts tiles 0 to tiles-1 at random places, single tiles among them, and shuffles the pieces. */
 static int cut(piece *pieces, int64_t tiles, uint64_t *state) {
     int64_t least = (tiles + MAX_PIECES - 1) / MAX_PIECES;
-    int64_t most = draw(state) % 2 == 0 ? least : least + tiles / 8;
+    int64_t most = roll(state) % 2 == 0 ? least : least + tiles / 8;
     int n = 0;
     for (int64_t at = 0; at < tiles; n++) {
-        int64_t left = tiles - at, size = least + (int64_t)(draw(state) % (uint64_t)(most - least + 1));
+        int64_t left = tiles - at, size = least + (int64_t)(roll(state) % (uint64_t)(most - least + 1));
         pieces[n] = (piece){at, at + (size < left ? size : left)};
         at = pieces[n].hi;
     }
     for (int i = n - 1; i > 0; i--) {
-        int k = (int)(draw(state) % (uint64_t)(i + 1));
+        int k = (int)(roll(state) % (uint64_t)(i + 1));
         piece t = pieces[i];
         pieces[i] = pieces[k];
         pieces[k] = t;
@@ -85,7 +85,7 @@ int rp_probe(rp_engine *g, bool init, int64_t pc, int threads, uint64_t seed, rp
         p.npieces = cut(p.pieces, i->tiles, &seed);
         int started = 1;
         for (int t = 0; t < threads; t++) {
-            w[t] = (prober){.p = &p, .scratch = scratch.base + (int64_t)t * RP_SCRATCH_BYTES, .state = draw(&seed)};
+            w[t] = (prober){.p = &p, .scratch = scratch.base + (int64_t)t * RP_SCRATCH_BYTES, .state = roll(&seed)};
             if (w[t].state % 4 == 0) memset(w[t].scratch, (int)(w[t].state >> 8 & 0xff), RP_SCRATCH_BYTES); /* otherwise zeros */
         }
         for (; started < threads; started++)

@@ -45,6 +45,12 @@ typedef struct rp_value {
     int64_t data; /* offset of initial bytes in the weights, -1: none */
 } rp_value;
 
+static inline bool rp_is_state(const rp_value *v) { return v->role <= RP_BUFFER; }
+
+/* To nearest, denormals kept, no traps: the arithmetic of a model must not depend on what a
+ * caller of the library has set for its own (and its threads inherit). */
+enum { RP_STANDARD_ARITHMETIC = 0x1f80 };
+
 typedef struct rp_inst {
     uint8_t kind, wait, index_bytes;
     int32_t nargs;
