@@ -3,6 +3,7 @@ package cpu
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -33,6 +34,7 @@ type Unit struct {
 	bodies  map[string]shared // by the shape of a kernel
 
 	Objects *Objects // compiled before; nil: none
+	lanes   int      // of a vector in kernels of the loop language; 0: those of the target's registers
 }
 
 // shared is the code of kernels that differ in the ids of their random ops only.
@@ -82,7 +84,7 @@ func (u *Unit) Kernel(k *kern.Kernel) (Launch, error) {
 		if len(ids) > 0 {
 			name, linkage = symbolOf(k.Name, shape), enum.LinkageInternal
 		}
-		f, err := emitKernel(m.m, k, u.target, name, ids)
+		f, err := emitKernel(m.m, k, u.target, cmp.Or(u.lanes, u.target.Lanes()), name, ids)
 		if err != nil {
 			return Launch{}, err
 		}

@@ -21,12 +21,12 @@ const ScratchBytes = 1 << 20
 // No parameter is marked noalias: a result may lie in its operand's memory where
 // every element is read before the same element is written.
 func EmitKernel(m *ir.Module, k *kern.Kernel, t Target, symbol string) error {
-	_, err := emitKernel(m, k, t, symbol, nil)
+	_, err := emitKernel(m, k, t, t.Lanes(), symbol, nil)
 	return err
 }
 
-// emitKernel is EmitKernel; the ids of random ops become further parameters.
-func emitKernel(m *ir.Module, k *kern.Kernel, t Target, symbol string, ids []uint32) (*ir.Func, error) {
+// emitKernel is EmitKernel with strips cut into vectors of lanes; the ids of random ops become further parameters.
+func emitKernel(m *ir.Module, k *kern.Kernel, t Target, lanes int, symbol string, ids []uint32) (*ir.Func, error) {
 	i8p := types.NewPointer(types.I8)
 	args := ir.NewParam("args", types.NewPointer(i8p))
 	lo, hi := ir.NewParam("lo", types.I64), ir.NewParam("hi", types.I64)
@@ -54,7 +54,7 @@ func emitKernel(m *ir.Module, k *kern.Kernel, t Target, symbol string, ids []uin
 	}
 	mode(entry, true)
 	entry.NewBr(body)
-	fn := emit.NewFunc(emit.OnModule(m), f, entry, body, k.Params, ptrs, scratch, 0, t.Lanes())
+	fn := emit.NewFunc(emit.OnModule(m), f, entry, body, k.Params, ptrs, scratch, 0, lanes)
 	fn.RandomIDs = random
 	fn.Loop(lo, hi, 1, func(tile value.Value) {
 		fn.Bind(k.Tile, tile)

@@ -1,7 +1,10 @@
 package ptx
 
 import (
+	"bytes"
+	"encoding/binary"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -89,44 +92,32 @@ func hostIR(text string) string {
 	return r.Replace(text)
 }
 
-// TestBlocksEqualInterpreter runs the device's code, threads and all, on the host
-// and compares bits with the interpreter.
-func TestBlocksEqualInterpreter(t *testing.T) {
+// onHost runs device code of kernels, block by block and with a thread for each of the device's, on the host, with
+// the given flags for clang, and returns what their buffers then hold. skip, if not empty, is why a compiler that
+// does not take the flags is no failure.
+func onHost(t *testing.T, ks []*kern.Kernel, bufs [][][]byte, skip string, flags ...string) [][][]byte {
+	t.Helper()
 	clang, err := exec.LookPath("clang-19")
 	if err != nil {
 		t.Skip("clang-19 is not installed")
 	}
-	ks := append(samples.Programs(), samples.Dropout(1024, 5), samples.Map("erf", 1100, dtype.F32, kern.Erf))
-	for seed := range uint64(30) {
-		ks = append(ks, samples.Grow(1000+seed))
-	}
-	r := rand.New(rand.NewPCG(1, 2))
 	m := NewModule()
 	var table, sizes strings.Builder
-	var input, want []byte
+	var input []byte
 	for i, k := range ks {
 		name := fmt.Sprintf("kernel%d", i)
 		_, err := m.Kernel(k, name)
 		require.NoError(t, err)
 		fmt.Fprintf(&sizes, "extern void %s();\nstatic const int64_t bytes%d[] = {", name, i)
-		var bufs [][]byte
-		for _, p := range k.Params {
-			b := samples.Fill(r, p.DType, p.Len)
-			input = append(input, b...)
-			bufs = append(bufs, b)
-			fmt.Fprintf(&sizes, "%d,", len(b))
-		}
-		sizes.WriteString("};\n")
 		var args []string
-		for j := range k.Params {
+		for j, b := range bufs[i] {
+			input = append(input, b...)
+			fmt.Fprintf(&sizes, "%d,", len(b))
 			args = append(args, fmt.Sprintf("a[%d]", j))
 		}
+		sizes.WriteString("};\n")
 		fmt.Fprintf(&sizes, "static void run%d(char **a) { %s(%s); }\n", i, name, strings.Join(args, ","))
 		fmt.Fprintf(&table, "{run%d, %d, %d, bytes%d},\n", i, k.Tiles, len(k.Params), i)
-		require.NoError(t, kern.Run(k, bufs, 0, k.Tiles))
-		for _, b := range bufs {
-			want = append(want, b...)
-		}
 	}
 	dir := t.TempDir()
 	file := func(name string, data []byte) string {
@@ -137,35 +128,77 @@ func TestBlocksEqualInterpreter(t *testing.T) {
 	ll := file("k.ll", []byte(hostIR(m.LLVM())))
 	c := file("main.c", []byte(deviceShim+sizes.String()+"const kernel kernels[] = {\n"+table.String()+"};\nconst int count = sizeof kernels / sizeof *kernels;\n"))
 	in, out, exe := file("in", input), filepath.Join(dir, "out"), filepath.Join(dir, "exe")
-	for _, mode := range []string{"plain", "sanitized"} {
-		t.Run(mode, func(t *testing.T) {
-			args := []string{"-O1", "-ffp-contract=off", "-w", "-pthread", "-o", exe, ll, c}
-			if mode == "sanitized" {
-				args = append(args, "-fsanitize=thread")
-			}
-			msg, err := exec.Command(clang, args...).CombinedOutput()
-			if err != nil && mode == "sanitized" {
-				t.Skipf("no thread sanitizer: %s", msg)
-			}
-			require.NoError(t, err, "%s", msg)
-			msg, err = exec.Command(exe, in, out).CombinedOutput()
-			if len(msg) > 4000 {
-				msg = msg[:4000]
-			}
-			require.NoError(t, err, "%s", msg)
-			got, err := os.ReadFile(out)
-			require.NoError(t, err)
-			require.Len(t, got, len(want))
-			at := 0
-			for _, k := range ks {
-				for j, p := range k.Params {
-					n := int(p.Len * p.DType.Size())
-					if err := samples.Same(p.DType, got[at:at+n], want[at:at+n]); err != nil {
-						t.Fatalf("%q, parameter %d: %v\n%s", k.Name, j, err, k.Text())
-					}
-					at += n
+	msg, err := exec.Command(clang, append(flags, "-O1", "-ffp-contract=off", "-w", "-pthread", "-o", exe, ll, c)...).CombinedOutput()
+	if err != nil && skip != "" {
+		t.Skipf("%s: %s", skip, msg)
+	}
+	require.NoError(t, err, "%s", msg)
+	msg, err = exec.Command(exe, in, out).CombinedOutput()
+	if len(msg) > 4000 {
+		msg = msg[:4000]
+	}
+	require.NoError(t, err, "%s", msg)
+	data, err := os.ReadFile(out)
+	require.NoError(t, err)
+	require.Len(t, data, len(input))
+	got := make([][][]byte, len(ks))
+	for i := range ks {
+		for _, b := range bufs[i] {
+			got[i] = append(got[i], data[:len(b)])
+			data = data[len(b):]
+		}
+	}
+	return got
+}
+
+// TestBlocksEqualInterpreter runs the device's code, threads and all, on the host
+// and compares bits with the interpreter.
+func TestBlocksEqualInterpreter(t *testing.T) {
+	ks := append(samples.Programs(), samples.Dropout(1024, 5), samples.Map("erf", 1100, dtype.F32, kern.Erf))
+	for seed := range uint64(30) {
+		ks = append(ks, samples.Grow(1000+seed))
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	var input, want [][][]byte
+	for _, k := range ks {
+		var in, out [][]byte
+		for _, p := range k.Params {
+			b := samples.Fill(r, p.DType, p.Len)
+			in, out = append(in, b), append(out, bytes.Clone(b))
+		}
+		require.NoError(t, kern.Run(k, out, 0, k.Tiles))
+		input, want = append(input, in), append(want, out)
+	}
+	check := func(t *testing.T, got [][][]byte) {
+		for i, k := range ks {
+			for j, p := range k.Params {
+				if err := samples.Same(p.DType, got[i][j], want[i][j]); err != nil {
+					t.Fatalf("%q, parameter %d: %v\n%s", k.Name, j, err, k.Text())
 				}
 			}
-		})
+		}
+	}
+	t.Run("plain", func(t *testing.T) { check(t, onHost(t, ks, input, "")) })
+	t.Run("sanitized", func(t *testing.T) { check(t, onHost(t, ks, input, "no thread sanitizer", "-fsanitize=thread")) })
+}
+
+// TestP008: random bits recomputed from one key were others where the compiler had cut the recomputation differently
+// (jax-ml/jax#21046). The device's code draws the mask of the definition, which the CPU's draws too, in whatever
+// vectors (codegen/cpu), threads, fusion and budget (internal/reports).
+func TestP008(t *testing.T) {
+	const n, id = 4 * 1024, 7
+	key := [4]uint32{11, 3, 5, 2}
+	bufs := [][]byte{make([]byte, 16), make([]byte, 4*n), make([]byte, 4*n)}
+	for i, w := range key {
+		binary.LittleEndian.PutUint32(bufs[0][4*i:], w)
+	}
+	for i := range n {
+		binary.LittleEndian.PutUint32(bufs[1][4*i:], math.Float32bits(1))
+	}
+	y := onHost(t, []*kern.Kernel{samples.Dropout(n, id)}, [][][]byte{bufs}, "")[0][2]
+	for i, keep := range samples.Kept(key, id, n) {
+		got := math.Float32frombits(binary.LittleEndian.Uint32(y[4*i:]))
+		require.Equal(t, keep, got != 0, "element %d", i)
+		require.True(t, got == 0 || got == 1.25)
 	}
 }

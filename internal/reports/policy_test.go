@@ -210,7 +210,7 @@ func TestP053(t *testing.T) {
 }
 
 // TestP054: people asked to checkpoint only those layers that need gradients (huggingface/transformers#19340). A frozen
-// prefix has nothing to keep and nothing to recompute. (A budget may still have the border computed again.)
+// prefix has nothing to keep and nothing to recompute, also at budgets.
 func TestP054(t *testing.T) {
 	build := func(frozen, layers int) *frontendModel {
 		return trained(t, fmt.Sprintf("frozen%d", frozen), func(s *nn.Scope) *nn.Tensor {
@@ -229,11 +229,12 @@ func TestP054(t *testing.T) {
 		})
 	}
 	m := build(3, 3)
-	all, _ := exact(t, m)
+	all, least := exact(t, m)
 	full := run(t, m, under(t, "full"))
 	same(t, all.steps, full.steps)
 	require.NotEmpty(t, full.clones())
-	for _, o := range []*outcome{all, full} {
+	none := func(o *outcome) {
+		t.Helper()
 		for i := range 3 {
 			prefix := fmt.Sprintf("layers.%d", i)
 			for _, c := range o.clones() {
@@ -244,10 +245,22 @@ func TestP054(t *testing.T) {
 			}
 		}
 	}
+	none(all)
+	none(full)
 	plain := planned(t, build(0, 3), compile.Options{})
 	assert.LessOrEqual(t, frameBytes(all.p), frameBytes(plain)+128*32*4, "more than one border")
 	plain = planned(t, build(0, 3), under(t, "full").Options)
 	assert.LessOrEqual(t, frameBytes(full.p), frameBytes(plain)+128*32*4)
+	// At the least that the model without the prefix can do with, and one border, the prefix has nothing to do with
+	// the budget. Below that the border itself has to go, and is made from the prefix again: only then.
+	plain = planned(t, build(0, 3), smallest().Options)
+	o := run(t, m, atBudget(all.p.Report.ArenaBytes-frameBytes(all.p)+frameBytes(plain)+128*32*4))
+	same(t, all.steps, o.steps)
+	require.NotEmpty(t, o.clones())
+	none(o)
+	if slices.ContainsFunc(least.layersAgain(), func(l string) bool { return l < "layers.3" }) {
+		assert.Less(t, frameBytes(least.p), frameBytes(plain)+128*32*4, "the prefix is run again for nothing")
+	}
 }
 
 // TestP079: recomputing attention freed nothing, since the next op kept attention's output for its weight's gradient

@@ -161,7 +161,7 @@ func TestP004(t *testing.T) {
 
 // TestP008: random bits recomputed from one key were others where the compiler had cut the recomputation
 // differently (jax-ml/jax#21046). Bits depend on key, op id and the element's place: not on vector width,
-// threads, fusion, budget, or who runs it.
+// threads, fusion, budget, or who runs it. (Vectors of 4 lanes, and the device's code: TestP008 of codegen/cpu and codegen/ptx.)
 func TestP008(t *testing.T) {
 	const rows, cols, p = 64, 256, 0.3
 	m := trained(t, "bits", func(s *nn.Scope) *nn.Tensor {

@@ -264,3 +264,14 @@ func Dropout(n int64, id uint32) *kern.Kernel {
 	b.Do(kern.Lane(i, i64(c), y.Set(at, kern.Select(kern.Kept(u, 0.2), kern.Mul(x.At(at), kern.F32(1.25)), kern.F32(0)))))
 	return b.K
 }
+
+// Kept tells which of n elements Dropout keeps under a key {seed lo, seed hi, step, micro}: the definition
+// (docs/numerics.md), element by element.
+func Kept(key [4]uint32, id uint32, n int) []bool {
+	out := make([]bool, n)
+	for e := range n {
+		w := scalar.Philox4x32([4]uint32{uint32(e>>6*16 + e&15), id, key[2], key[3] << 16}, [2]uint32{key[0], key[1]})
+		out[e] = w[e>>4&3] >= 858993459 // floor(2^32/5)
+	}
+	return out
+}
