@@ -99,6 +99,15 @@ func (p Policy) String() string {
 	return fmt.Sprintf("Policy(%d)", uint8(p))
 }
 
+// Saves reports whether p wants a value in memory, on some device, once it is made.
+func (p Policy) Saves() bool {
+	switch p {
+	case MustSave, PreferSave, MustOffload, PreferOffload:
+		return true
+	}
+	return false
+}
+
 // ParsePolicy reads a word of a graph file; "" and "none" are PolicyNone.
 func ParsePolicy(s string) (Policy, error) {
 	if s == "none" {

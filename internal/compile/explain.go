@@ -154,7 +154,7 @@ func newExplainer(p *planned, limit int64) *explainer {
 	for i, op := range p.problem.Ops {
 		x.op[op] = i
 	}
-	x.whole = valueNames(p.base)
+	x.whole = valueNames(p.base.Problem)
 	byID := map[int]string{}
 	for v, name := range x.whole {
 		byID[v.ID] = name
@@ -326,19 +326,28 @@ func (x *explainer) values(e *Explanation) map[*ir.Value]int {
 		there[id] = true
 	}
 	readers := x.p.fusedReaders()
-	for _, v := range x.p.base.Values {
+	runs := map[int]int{} // by op
+	for _, r := range x.p.applied.Runs {
+		runs[r.ID]++
+	}
+	for i, v := range x.p.base.Values {
 		if there[v.ID] || v.Op == nil {
 			continue
 		}
+		n := 0
+		for _, op := range readers[v.ID] {
+			n += runs[op.ID]
+		}
+		rule := x.p.rules.Reason(i)
 		e.Values = append(e.Values, ValueReport{Name: x.whole[v], Layer: v.Op.Loc.Layer, Op: opLabel(v.Op), Source: source(v.Op.Loc), Type: v.Type.String(),
-			DType: v.Type.DType.String(), Shape: v.Type.Shape, Bytes: v.Type.Bytes(), Runs: len(readers[v.ID]), Fate: FateFused, Reason: whyFused(v, readers[v.ID])})
+			DType: v.Type.DType.String(), Shape: v.Type.Shape, Bytes: v.Type.Bytes(), Runs: n, Fate: FateFused, Rule: rule, Reason: whyFused(v, readers[v.ID], rule)})
 	}
 	return index
 }
 
 // whyFused is the reason of a value that is not in memory at all. A view of such a value has no readers of
 // its own.
-func whyFused(v *ir.Value, readers []*ir.Op) string {
+func whyFused(v *ir.Value, readers []*ir.Op, rule string) string {
 	if len(readers) == 0 {
 		return "another shape of a value that its readers compute for themselves"
 	}
@@ -351,7 +360,11 @@ func whyFused(v *ir.Value, readers []*ir.Op) string {
 		more = fmt.Sprintf(" and %d more", n)
 		names = names[:4]
 	}
-	return fmt.Sprintf("never in memory: computed while it is read by %s%s, which takes less time for its %s than keeping or making it again", strings.Join(names, ", "), more, Bytes(v.Type.Bytes()))
+	why := "which takes less time for its " + Bytes(v.Type.Bytes()) + " than keeping or making it again"
+	if rule != "" {
+		why = "computed again for each (" + rule + ")"
+	}
+	return fmt.Sprintf("never in memory: computed while it is read by %s%s, %s", strings.Join(names, ", "), more, why)
 }
 
 func residentReason(v *ir.Value) string {
@@ -416,10 +429,19 @@ func (x *explainer) judge(v *ir.Value, r *ValueReport) {
 
 // rule is what a line of the policy says of v, "" where none decides.
 func (x *explainer) rule(v *ir.Value) string {
-	if x.p.problem.Problem.Values[x.value[v]].Policy == planner.PolicyNone {
+	fate := x.p.problem.Problem.Values[x.value[v]].Policy
+	if fate == planner.PolicyNone {
 		return ""
 	}
-	return x.p.rules.Reason(x.value[v])
+	if at, ok := x.p.base.index[x.p.ids[v]]; ok {
+		return x.p.rules.Reason(at)
+	}
+	for _, id := range x.p.variant.served()[x.p.applied.Runs[v.Op].ID] { // a row statistic shares the fate of what it is for
+		if at := x.p.base.index[id]; x.p.base.Problem.Problem.Values[at].Policy == fate {
+			return x.p.rules.Reason(at)
+		}
+	}
+	return ""
 }
 
 // at names an op of the schedule by its position.

@@ -71,11 +71,11 @@ type kind struct {
 	price float64 // picoseconds more for each byte less in memory, about
 }
 
-// kinds are what could be fused, the cheapest for its bytes first: values that may be computed twice and of
-// which no policy says anything.
+// kinds are what could be fused, the cheapest for its bytes first: values that may be computed twice and that
+// no policy wants in memory. With a table of measured costs there are none: the table has no times of fused ops.
 func (p *planning) kinds() ([]kind, error) {
-	if p.policy != nil {
-		return nil, nil // its rules are about values in memory
+	if p.table != nil {
+		return nil, nil
 	}
 	pr, err := p.stated(p.whole)
 	if err != nil {
@@ -87,7 +87,7 @@ func (p *planning) kinds() ([]kind, error) {
 	}
 	var out []kind
 	for _, s := range fuse.Sites(pr.Func) {
-		if pinned[s.Producer] {
+		if pinned[s.Producer] || p.policy != nil && !p.fusible(pr, s) {
 			continue
 		}
 		i := slices.IndexFunc(out, func(k kind) bool { return k.class == s.Class })
@@ -132,14 +132,9 @@ func price(sites []fuse.Site) float64 {
 	return float64(work) / float64(max(bytes, 1))
 }
 
-// chain is the variants: nothing fused, then ever more kinds. With a table of measured costs there is only the
-// first: the table has no times of fused ops.
+// chain is the variants: nothing fused, then ever more kinds.
 func (p *planning) chain() ([]*variant, error) {
 	if p.variants != nil {
-		return p.variants, nil
-	}
-	if p.table != nil {
-		p.variants = []*variant{p.whole}
 		return p.variants, nil
 	}
 	kinds, err := p.kinds()

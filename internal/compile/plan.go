@@ -23,7 +23,7 @@ type planned struct {
 	module  *ir.Module
 	before  *ir.Module        // the program before planning
 	variant *variant          // what of it is fused
-	base    *remat.Problem    // stated of the program before planning
+	base    *stated           // of the program before planning
 	ids     map[*ir.Value]int // of the problem's values, there
 	problem *remat.Problem
 	plan    *planner.Plan
@@ -55,13 +55,17 @@ type planning struct {
 	number   map[int]int // of the module's ops, by id
 	whole    *variant    // nothing fused
 	variants []*variant  // whole, then ever more; nil: not found yet
+	obeyed   *planned    // by the policy alone; nil: not found yet
 }
 
 // stated is a planning problem with what the policy said of it.
 type stated struct {
 	*remat.Problem
-	rules *policy.Report
-	costs *CostReport
+	rules  *policy.Report
+	costs  *CostReport
+	index  map[int]int // of the values, by id; applying a plan changes ids
+	at     map[int]int // of the ops, by id
+	backed []bool      // by value: the backward part reads it
 }
 
 // newPlanning prepares planning a grouped module.
@@ -100,8 +104,18 @@ func (p *planning) state(v *variant) (*stated, error) {
 	if err != nil {
 		return nil, err
 	}
-	rules, err := p.restrict(pr)
-	return &stated{pr, rules, costs}, err
+	rules, err := p.restrict(v, pr)
+	if err != nil {
+		return nil, err
+	}
+	s := &stated{pr, rules, costs, make(map[int]int, len(pr.Values)), make(map[int]int, len(pr.Ops)), pr.Backed()}
+	for i, w := range pr.Values {
+		s.index[w.ID] = i
+	}
+	for i, op := range pr.Ops {
+		s.at[op.ID] = i
+	}
+	return s, nil
 }
 
 // realise applies a plan of a variant to a fresh copy and lays it out. The program's plan is a copy with its
@@ -124,9 +138,9 @@ func (p *planning) realise(v *variant, plan *planner.Plan) (*planned, error) {
 		return nil, err
 	}
 	f := pr.Func
-	out := &planned{module: f.Module, before: p.module, variant: v, base: base.Problem, ids: map[*ir.Value]int{}, problem: pr.Problem, plan: plan, rules: pr.rules, costs: pr.costs}
-	if out.rules != nil {
-		out.rules.Finish(pr.Problem, plan)
+	out := &planned{module: f.Module, before: p.module, variant: v, base: base, ids: map[*ir.Value]int{}, problem: pr.Problem, plan: plan, costs: pr.costs}
+	if pr.rules != nil {
+		out.rules = pr.rules.Finished(base.Problem, p.outcome(v, pr.Problem, plan, base))
 	}
 	for _, v := range pr.Values {
 		out.ids[v] = v.ID

@@ -4,22 +4,127 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"reprise/codegen/cpu"
 	"reprise/frontend"
 	"reprise/internal/diag"
+	"reprise/ir"
+	"reprise/passes/fuse"
 	"reprise/passes/policy"
 	"reprise/passes/remat"
 	"reprise/planner"
 )
 
-// restrict applies the policy to a planning problem. A program without a backward part is left as it
+// restrict applies the policy to the planning problem of a variant. A program without a backward part is left as it
 // is, so that an inference program has no trace of any policy.
-func (p *planning) restrict(pr *remat.Problem) (*policy.Report, error) {
+//
+// Lines are about the values of the program with nothing fused, and what they decide there is what
+// holds in every variant: a value has the same id in all, and so has a gate. Row statistics that only fusing
+// brings to memory are made for one of those values and share its fate.
+func (p *planning) restrict(v *variant, pr *remat.Problem) (*policy.Report, error) {
 	if p.policy == nil {
 		return nil, nil
 	}
-	return p.policy.Apply(pr, policy.Options{Alone: p.alone, AllowUnmatched: p.allowUnmatched})
+	if v == p.whole && v.stated == nil {
+		return p.policy.Apply(pr, policy.Options{Alone: p.alone, AllowUnmatched: p.allowUnmatched})
+	}
+	whole, err := p.stated(p.whole)
+	if err != nil {
+		return nil, err
+	}
+	says, gates := map[int]planner.Policy{}, map[int]bool{}
+	for i, w := range whole.Values {
+		says[w.ID] = whole.Problem.Problem.Values[i].Policy
+	}
+	for _, g := range whole.Problem.Problem.Gates {
+		gates[whole.Ops[g].ID] = true
+	}
+	served := v.served()
+	pr.Problem.Gates = nil
+	for i, op := range pr.Ops {
+		if gates[op.ID] {
+			pr.Problem.Gates = append(pr.Problem.Gates, i)
+		}
+		once := slices.ContainsFunc(op.Results, func(r *ir.Value) bool { return says[r.ID] == planner.MustSave })
+		for j, r := range op.Results {
+			fate, known := says[r.ID]
+			for _, w := range served[op.ID] {
+				if !known && !once && says[w] > fate { // must recompute is above prefer
+					fate = says[w]
+				}
+			}
+			pr.Problem.Values[pr.Problem.Ops[i].Outputs[j]].Policy = fate
+		}
+	}
+	if len(pr.Problem.Gates) != len(gates) {
+		return nil, fmt.Errorf("BUG: a gate of %s was fused away", pr.Func.Module.Name)
+	}
+	for _, w := range pr.Values {
+		delete(says, w.ID)
+	}
+	for _, s := range v.sites {
+		if says[s.Value].Saves() {
+			return nil, fmt.Errorf("BUG: value %d of %s, which the policy saves, was fused away", s.Value, pr.Func.Module.Name)
+		}
+	}
+	return whole.rules, nil
+}
+
+// served are the values that readers compute for themselves, by the id of the op that makes them.
+func (v *variant) served() map[int][]int {
+	out := map[int][]int{}
+	for _, s := range v.sites {
+		if !slices.Contains(out[s.Producer], s.Value) {
+			out[s.Producer] = append(out[s.Producer], s.Value)
+		}
+	}
+	return out
+}
+
+// fusible tells whether the policy lets readers compute a value: not where a line says that it is saved, and without a
+// budget, where everything is kept that no line is about, only where it is to be recomputed or is not for the
+// backward part. The op with which that part begins stays.
+func (p *planning) fusible(pr *stated, s fuse.Site) bool {
+	at := pr.at[s.Producer]
+	if slices.Contains(pr.Problem.Problem.Gates, at) {
+		return false
+	}
+	fate := pr.Problem.Problem.Values[pr.index[s.Value]].Policy
+	if v := pr.index[s.Value]; fate == planner.PolicyNone && p.alone { // which is also what a line that prefers to save comes to
+		return !pr.Forward[at] || !pr.backed[v] && pr.rules.Reason(v) == ""
+	}
+	return !fate.Saves()
+}
+
+// outcome is what a plan of a variant, stated as pr, makes of the values of the program with nothing fused.
+func (p *planning) outcome(v *variant, pr *remat.Problem, plan *planner.Plan, whole *stated) policy.Outcome {
+	own := policy.OutcomeOf(pr, plan)
+	out := policy.Outcome{Kept: make([]int64, len(whole.Values)), Again: own.Again}
+	there := map[int]bool{}
+	for i, w := range pr.Values {
+		if at, ok := whole.index[w.ID]; ok {
+			out.Kept[at], there[w.ID] = own.Kept[i], true
+		}
+	}
+	served := v.served()
+	for i, w := range pr.Values {
+		if _, ok := whole.index[w.ID]; ok {
+			continue
+		}
+		for _, id := range served[w.Op.ID] {
+			if !there[id] {
+				out.Kept[whole.index[id]] += own.Kept[i]
+				break // counted once
+			}
+		}
+	}
+	runs := map[int]int{}
+	for _, s := range v.sites {
+		runs[s.Value]++
+		out.Again = out.Again || runs[s.Value] > 1
+	}
+	return out
 }
 
 // contradiction is the planner's refusal of what the policy made of a problem, in the policy's terms.
@@ -49,7 +154,7 @@ func (p *planning) free() *planning {
 		return p
 	}
 	q := *p
-	q.policy, q.whole, q.variants = nil, &variant{ops: p.known(p.whole)}, nil
+	q.policy, q.whole, q.variants, q.obeyed = nil, &variant{ops: p.known(p.whole)}, nil, nil
 	return &q
 }
 
@@ -65,9 +170,52 @@ func (p *planning) restricts() (bool, *policy.Report, error) {
 	return len(pr.Problem.Problem.Gates) > 0, pr.rules, nil
 }
 
-// obeying is the program that the policy means by itself, without a budget.
+// obeying is the program that the policy means by itself, without a budget: of those that take neither more
+// bytes nor more time than the one with nothing fused, the one with the fewest bytes that was found. Kinds of values are
+// fused one after the other, first those that make it better in both.
 func (p *planning) obeying() (*planned, error) {
-	pr, err := p.stated(p.whole)
+	if p.obeyed != nil {
+		return p.obeyed, nil
+	}
+	best, err := p.obeyPlan(p.whole)
+	if err != nil {
+		return nil, err
+	}
+	kinds, err := p.kinds()
+	if err != nil {
+		return nil, err
+	}
+	v, plain := p.whole, best
+	for _, trade := range []bool{false, true} {
+		var left []kind
+		for _, k := range kinds {
+			w := &variant{sites: slices.Concat(v.sites, k.sites)}
+			plan, err := p.obeyPlan(w)
+			switch {
+			case err != nil:
+				return nil, err
+			case plan.PeakBytes <= best.PeakBytes && plan.Cost <= best.Cost, trade && plan.PeakBytes < best.PeakBytes && plan.Cost <= plain.Cost:
+				v, best = w, plan
+			default:
+				left = append(left, k)
+			}
+		}
+		kinds = left
+	}
+	if p.obeyed, err = p.realise(v, best); err != nil || v == p.whole {
+		return p.obeyed, err
+	}
+	// A layout may have holes that the plan has not.
+	if out, err := p.realise(p.whole, plain); err != nil || out.arena < p.obeyed.arena {
+		p.obeyed = out
+		return out, err
+	}
+	return p.obeyed, nil
+}
+
+// obeyPlan is what the policy means by itself of a variant.
+func (p *planning) obeyPlan(v *variant) (*planner.Plan, error) {
+	pr, err := p.stated(v)
 	if err != nil {
 		return nil, err
 	}
@@ -75,7 +223,7 @@ func (p *planning) obeying() (*planned, error) {
 	if err != nil {
 		return nil, p.contradiction(pr, err)
 	}
-	return p.realise(p.whole, plan)
+	return plan, nil
 }
 
 // compared adds what could be met without the policy.

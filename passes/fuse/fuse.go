@@ -40,9 +40,16 @@ type Site struct {
 
 // Sites finds what can be fused in a function that is grouped, in program order.
 func Sites(f *ir.Func) []Site {
-	isResult := map[*ir.Value]bool{}
+	held := map[*ir.Value]bool{} // in memory whatever its readers do: returned, or marked by the model, if as another shape
 	for _, v := range f.Body.Results {
-		isResult[root(v)] = true
+		held[root(v)] = true
+	}
+	for _, op := range f.Body.Ops {
+		for _, v := range op.Results {
+			if v.Marked() {
+				held[root(v)] = true
+			}
+		}
 	}
 	found := map[*ir.Value]*slice{}
 	made := pinned.Decisions(f.Body)
@@ -50,7 +57,7 @@ func Sites(f *ir.Func) []Site {
 	for _, r := range f.Body.Ops {
 		for i, v := range r.Operands {
 			v = root(v)
-			if v.Op == nil || isResult[v] || made[v.Op] != nil || // a decision is made once
+			if v.Op == nil || held[v] || made[v.Op] != nil || // a decision is made once
 				slices.ContainsFunc(r.Operands[:i], func(u *ir.Value) bool { return root(u) == v }) || !reads(r, v) {
 				continue
 			}
@@ -112,7 +119,7 @@ func mapOp(op *ir.Op) bool {
 // sliceOf finds how v is computed elementwise; nil where it is not.
 func sliceOf(v *ir.Value) *slice {
 	p := v.Op
-	if v.Type.Len() < minLen || v.Type.DType == dtype.Key || v.Attrs.Get("pin") != nil || v.Attrs.Get("name") != nil {
+	if v.Type.Len() < minLen || v.Type.DType == dtype.Key {
 		return nil
 	}
 	s := &slice{v: v}

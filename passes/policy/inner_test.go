@@ -72,7 +72,7 @@ func TestInsideControl(t *testing.T) {
 		}
 		plan, err := planner.Obey(pr.Problem)
 		require.NoError(t, err)
-		rep.Finish(pr, plan)
+		rep = rep.Finished(pr, policy.OutcomeOf(pr, plan))
 		return kinds, rep, nil
 	}
 	stack := []string{"while", "while"} // what the last turn hands on, and what each did

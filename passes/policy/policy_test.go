@@ -381,7 +381,7 @@ func TestPinnedWins(t *testing.T) {
 	}
 	plan, err := planner.Obey(pr.Problem)
 	require.NoError(t, err)
-	rep.Finish(pr, plan)
+	rep = rep.Finished(pr, policy.OutcomeOf(pr, plan))
 	text := rep.String()
 	require.Contains(t, text, "--rule:1: must recompute op=top_k: 4 matched")
 	require.Contains(t, text, "4 of its values stay in memory: it is pinned: it decides")
@@ -531,7 +531,7 @@ func TestBudgets(t *testing.T) {
 		require.NoError(t, err)
 		plan, err := planner.Obey(pr.Problem)
 		require.NoError(t, err)
-		rep.Finish(pr, plan)
+		rep = rep.Finished(pr, policy.OutcomeOf(pr, plan))
 		var n int64
 		for i, yes := range planner.KeptAcross(pr.Problem, plan.Order) {
 			if v := pr.Values[i]; yes && v.Op != nil && !pr.Problem.Values[i].Output && in(v) {
@@ -589,7 +589,7 @@ func TestReports(t *testing.T) {
 		require.NoError(t, err)
 		plan, err := planner.Obey(pr.Problem)
 		require.NoError(t, err)
-		rep.Finish(pr, plan)
+		rep = rep.Finished(pr, policy.OutcomeOf(pr, plan))
 		golden(t, c.name+".txt", rep.String()+strings.Join(rep.Warnings, "\n"))
 	}
 }

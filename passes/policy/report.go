@@ -91,31 +91,61 @@ func (r *Report) Says() string {
 	return strings.Join(out, ", ")
 }
 
-// Finish completes the report with what the plan made of it: bytes freed and kept by line, and, where
-// a line that recomputes freed nothing, what keeps its values in memory.
-func (r *Report) Finish(pr *remat.Problem, plan *planner.Plan) {
-	if len(pr.Problem.Gates) == 0 {
-		return
+// Outcome is what a program makes of a problem's values.
+type Outcome struct {
+	// Kept are the bytes that are kept for the backward part, by value: of the value itself, or of row
+	// statistics with which its readers compute it.
+	Kept  []int64
+	Again bool // something is computed more than once
+}
+
+// OutcomeOf is what a plan makes of the values of its own problem.
+func OutcomeOf(pr *remat.Problem, plan *planner.Plan) Outcome {
+	out := Outcome{Kept: make([]int64, len(pr.Values))}
+	for v, yes := range planner.KeptAcross(pr.Problem, plan.Order) {
+		if yes {
+			out.Kept[v] = pr.Problem.Values[v].Bytes
+		}
 	}
-	before := planner.KeptAcross(pr.Problem, planner.SaveAll(pr.Problem).Order)
-	now := planner.KeptAcross(pr.Problem, plan.Order)
-	read, under := readAfter(pr), pr.Under()
-	again := false
 	runs := make([]int, len(pr.Ops))
 	for _, i := range plan.Order {
 		runs[i]++
-		again = again || runs[i] > 1 && pr.Lowered[i] != nil
+		out.Again = out.Again || runs[i] > 1 && pr.Lowered[i] != nil
 	}
+	return out
+}
+
+// Finished is the report with what became of the values of pr, to which the policy was applied: bytes freed and kept by line, and, where
+// a line that recomputes freed nothing, what keeps its values in memory.
+func (r *Report) Finished(pr *remat.Problem, out Outcome) *Report {
+	if len(pr.Problem.Gates) == 0 {
+		return r
+	}
+	done := *r
+	done.Rules = nil
+	for _, rule := range r.Rules {
+		c := *rule
+		c.Notes = slices.Clone(c.Notes)
+		done.Rules = append(done.Rules, &c)
+	}
+	done.Warnings = slices.Clone(r.Warnings)
+	done.finish(pr, out)
+	return &done
+}
+
+func (r *Report) finish(pr *remat.Problem, out Outcome) {
+	before := planner.KeptAcross(pr.Problem, planner.SaveAll(pr.Problem).Order)
+	now := out.Kept
+	read, under := pr.Backed(), pr.Under()
 	for _, rule := range r.Rules {
 		unread := 0
 		var freed, kept int64
 		for _, v := range rule.values {
+			kept += now[v]
 			switch n := pr.Problem.Values[v].Bytes; {
-			case now[v]:
-				kept += n
 			case before[v]:
-				freed += n
-			case !read[v]:
+				freed += max(0, n-now[v])
+			case now[v] == 0 && !read[v]:
 				unread++
 			}
 		}
@@ -148,14 +178,14 @@ func (r *Report) Finish(pr *remat.Problem, plan *planner.Plan) {
 			}
 		}
 	}
-	if !again {
+	if !out.Again {
 		r.Warnings = append(r.Warnings, "a policy was given, and nothing is computed again")
 	}
 }
 
 // instead is what is kept for backward only because computing the given values again reads it: how many
 // bytes, and some of the values.
-func instead(pr *remat.Problem, values []int, before, now []bool, under []int) (int64, string) {
+func instead(pr *remat.Problem, values []int, before []bool, now []int64, under []int) (int64, string) {
 	producer := map[int]int{}
 	for i := range pr.Ops {
 		for _, v := range pr.Problem.Ops[i].Outputs {
@@ -166,12 +196,12 @@ func instead(pr *remat.Problem, values []int, before, now []bool, under []int) (
 	var who []string
 	seen := map[int]bool{}
 	for _, v := range values {
-		if now[v] || !before[v] {
+		if now[v] == pr.Problem.Values[v].Bytes || !before[v] {
 			continue
 		}
 		for _, in := range pr.Problem.Ops[producer[v]].Inputs {
 			in = under[in]
-			if i, made := producer[in]; made && now[in] && !before[in] && !seen[in] {
+			if i, made := producer[in]; made && now[in] > 0 && !before[in] && !seen[in] {
 				seen[in] = true
 				sum += pr.Problem.Values[in].Bytes
 				name := pr.Values[in].Name
@@ -183,20 +213,6 @@ func instead(pr *remat.Problem, values []int, before, now []bool, under []int) (
 		}
 	}
 	return sum, some(who, 3)
-}
-
-// readAfter tells which values ops of the backward part read, also through views.
-func readAfter(pr *remat.Problem) []bool {
-	under := pr.Under()
-	out := make([]bool, len(pr.Values))
-	for i := range pr.Ops {
-		if !pr.Forward[i] && pr.Lowered[i] != nil {
-			for _, v := range pr.Problem.Ops[i].Inputs {
-				out[under[v]] = true
-			}
-		}
-	}
-	return out
 }
 
 // String is the report on the lines for a person, without the warnings.

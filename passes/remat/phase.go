@@ -100,6 +100,20 @@ func (p *Problem) Under() []int {
 	return under
 }
 
+// Backed tells which values ops of the backward part read, also through views.
+func (p *Problem) Backed() []bool {
+	under := p.Under()
+	out := make([]bool, len(p.Values))
+	for i := range p.Ops {
+		if !p.Forward[i] && p.Lowered[i] != nil {
+			for _, v := range p.Problem.Ops[i].Inputs {
+				out[under[v]] = true
+			}
+		}
+	}
+	return out
+}
+
 // pinMarked pins what the model pins: no policy and no budget opts out of that. An op in whose regions something
 // is pinned is pinned whole.
 func (p *Problem) pinMarked() {
