@@ -86,6 +86,7 @@ type outcome struct {
 	m     *frontend.Model
 	p     *compile.Program
 	lib   string
+	rank  int // of two that run together
 	steps steps
 }
 
@@ -334,8 +335,11 @@ func (o *outcome) step(i *runtime.Instance, step int) map[string][]byte {
 }
 
 func (o *outcome) input(p *ir.Value, step int) *tensor.Tensor {
-	x, err := compile.SyntheticInput(p, 5, step)
+	x, err := compile.SyntheticInput(p, uint64(5+o.rank), step)
 	require.NoError(o.t, err)
+	if p.Name == "rank" {
+		x.Data = rankBytes(o.rank)
+	}
 	return x
 }
 

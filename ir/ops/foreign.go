@@ -69,7 +69,7 @@ func foreignRow() *ir.OpDef {
 		Name: "foreign", Family: "foreign",
 		Doc: "Calls the C function `symbol` of `library`: a kernel that is not ours, with the types of its results in `results` (docs/foreign.md). Unless `determinism` says otherwise nothing " +
 			"is known of it, so it runs once, is never recomputed, and what it gives is kept. The interpreter calls the same function. Its derivative is the function `vjp`, which is given the " +
-			"operands, the results and the cotangents of the float results, and gives those of the float operands.",
+			"operands, the results and the cotangents of the float results, and gives those of the float operands; that of a collective (effect comm) is one too.",
 		Operands: []string{"args…"}, Results: []string{"results…"},
 		Attrs: []ir.AttrDef{
 			{Name: "symbol", Kind: "string", Doc: "name of the function"},
@@ -179,6 +179,9 @@ func foreignVJP(b *ir.Builder, op *ir.Op, douts []*ir.Value) ([]*ir.Value, error
 	attrs := []ir.Attr{ir.A("symbol", symbol), ir.A("results", types)}
 	for _, name := range []string{"library", "determinism", "tiles", "cost_ns", "variant"} {
 		attrs = append(attrs, ir.A(name, op.Attrs.Get(name)))
+	}
+	if op.Effect() == ir.EffectComm {
+		attrs = append(attrs, ir.A("effect", ir.EffectComm.String()))
 	}
 	grads := b.Multi("foreign", args, nil, attrs...).Results
 	out := make([]*ir.Value, len(op.Operands))

@@ -82,7 +82,7 @@ func TestInsideControl(t *testing.T) {
 		"must recompute value=turn":                  stack,
 		"must recompute layer=loop.body op=erf":      stack,
 		"must recompute layer=gate.then":             {"if"},
-		"must recompute op=logistic layer=gate.else":  {"if"},
+		"must recompute op=logistic layer=gate.else": {"if"},
 		"must recompute value=closed":                {"if"},
 		"must recompute layer=gate.* min_bytes=8KiB": {"if"},
 	} {
