@@ -124,9 +124,9 @@ func simulated(t *testing.T, m *frontend.Model, mt *compile.Mutant) []map[string
 // TestReadersComputeTheSame: in random programs, whatever readers compute for themselves, every result has the bits of the
 // program in which nothing is fused.
 func TestReadersComputeTheSame(t *testing.T) {
-	seeds := uint64(100)
+	seeds := uint64(70)
 	if long() {
-		seeds = 6000
+		seeds = 3000
 	}
 	models, programs := 0, 0
 	for seed := range seeds {
