@@ -46,7 +46,7 @@ func TestFusingUnderPolicy(t *testing.T) {
 			if pl.alone {
 				plan, err := pl.obeyPlan(pl.whole)
 				require.NoError(t, err)
-				plain, err = pl.realise(pl.whole, plan)
+				plain, err = pl.realise(pl.whole, plan, 0)
 				require.NoError(t, err)
 				out, err = pl.obeying()
 				require.NoError(t, err)

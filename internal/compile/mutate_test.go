@@ -89,7 +89,7 @@ func (m *Mutant) Launches(model *frontend.Model) (*exe.Model, map[string]lower.L
 
 // Sound is the program as it is.
 func (h *Mutable) Sound() (*Mutant, error) {
-	p, err := h.pl.realise(h.variant, h.plan)
+	p, err := h.pl.realise(h.variant, h.plan, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -156,7 +156,7 @@ func (h *Mutable) Mutate(kind int, r *rand.Rand) (mu *Mutant, ok bool, err error
 // realise is what a compilation makes of the plan, laid out or not yet.
 func (h *Mutable) realise(layout bool) (*planned, error) {
 	if layout {
-		return h.pl.realise(h.variant, h.plan)
+		return h.pl.realise(h.variant, h.plan, 0)
 	}
 	pr, err := h.pl.state(h.variant)
 	if err != nil {

@@ -118,9 +118,10 @@ func (p *planning) state(v *variant) (*stated, error) {
 	return s, nil
 }
 
-// realise applies a plan of a variant to a fresh copy and lays it out. The program's plan is a copy with its
+// realise applies a plan of a variant to a fresh copy and lays it out: in at most budget bytes where that is
+// found, which is enough, or in the fewest where budget is 0. The program's plan is a copy with its
 // overhead stated against keeping everything.
-func (p *planning) realise(v *variant, plan *planner.Plan) (*planned, error) {
+func (p *planning) realise(v *variant, plan *planner.Plan, budget int64) (*planned, error) {
 	pr, err := p.state(v)
 	if err != nil {
 		return nil, err
@@ -150,11 +151,12 @@ func (p *planning) realise(v *variant, plan *planner.Plan) (*planned, error) {
 		return nil, fmt.Errorf("BUG: after applying the plan: %w", err)
 	}
 	out.low = lowerings(out.applied.Lowered)
-	out.frame, err = buffer.Layout(f.Body, buffer.Options{Lowered: out.low, Workspace: p.costs.Workspace, Updates: pr.InPlace, Checked: p.checks.add})
+	_, _, out.resident = residents(f)
+	out.frame, err = buffer.Layout(f.Body, buffer.Options{Lowered: out.low, Workspace: p.costs.Workspace, Updates: pr.InPlace, Checked: p.checks.add,
+		Room: max(budget-out.resident, 0)})
 	if err != nil {
 		return nil, err
 	}
-	_, _, out.resident = residents(f)
 	out.arena = max(out.resident+out.frame.Size, p.init)
 	return out, nil
 }
@@ -186,7 +188,7 @@ func (p *planning) saveAll() (*planned, error) {
 	if err := pr.Validate(); err != nil {
 		return nil, fmt.Errorf("BUG: %w", err)
 	}
-	return p.realise(p.whole, planner.SaveAll(pr.Problem.Problem))
+	return p.realise(p.whole, planner.SaveAll(pr.Problem.Problem), 0)
 }
 
 // smallestOf is the program of the smallest arena that was found of a variant.
@@ -201,7 +203,7 @@ func (p *planning) smallestOf(v *variant) (*planned, error) {
 	if err != nil {
 		return nil, p.contradiction(pr, err)
 	}
-	return p.realise(v, plan)
+	return p.realise(v, plan, 0)
 }
 
 // maxReplans bounds how often the planner is asked again because the layout of its plan
@@ -232,7 +234,7 @@ func (p *planning) withinOf(v *variant, budget int64) (*planned, *planner.Infeas
 		}
 		plan.BudgetBytes = budget
 		setBound(plan, first.LowerBound, first.Proof)
-		out, err := p.realise(v, plan)
+		out, err := p.realise(v, plan, budget)
 		if err != nil {
 			return nil, nil, err
 		}

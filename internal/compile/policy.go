@@ -202,11 +202,11 @@ func (p *planning) obeying() (*planned, error) {
 		}
 		kinds = left
 	}
-	if p.obeyed, err = p.realise(v, best); err != nil || v == p.whole {
+	if p.obeyed, err = p.realise(v, best, 0); err != nil || v == p.whole {
 		return p.obeyed, err
 	}
 	// A layout may have holes that the plan has not.
-	if out, err := p.realise(p.whole, plain); err != nil || out.arena < p.obeyed.arena {
+	if out, err := p.realise(p.whole, plain, 0); err != nil || out.arena < p.obeyed.arena {
 		p.obeyed = out
 		return out, err
 	}

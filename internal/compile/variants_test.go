@@ -34,7 +34,7 @@ func Variants(m *frontend.Model) ([]*Mutant, error) {
 			return nil, err
 		}
 		add(k, "in the least memory", p)
-		if p, err = pl.realise(v, planner.SaveAll(p.problem.Problem)); err != nil {
+		if p, err = pl.realise(v, planner.SaveAll(p.problem.Problem), 0); err != nil {
 			return nil, err
 		}
 		add(k, "everything kept", p)

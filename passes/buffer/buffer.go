@@ -28,7 +28,14 @@ type Options struct {
 	External map[*ir.Value]string
 	// Checked is told how long each check of a layout took; nil: nobody is.
 	Checked func(time.Duration)
+	// Room is the number of bytes that a frame may take: one that fits is not made smaller. 0 asks for the
+	// smallest.
+	Room int64
 }
+
+// searchWork over the number of blocks is how many placements the search for a small frame may try: about a
+// second.
+const searchWork = 150_000_000
 
 // Home is where a value lives: in the memory of a parameter of its block, in a dense
 // constant, outside by a name, or at an offset of its block's frame.
@@ -179,7 +186,7 @@ func Layout(b *ir.Block, opt Options) (*Frame, error) {
 		s.End = end[i]
 		items[i] = pack.Item{Start: s.Start, End: s.End, Size: s.Bytes, Align: remat.Align}
 	}
-	res, err := pack.Pack(items)
+	res, err := pack.Search(items, pack.Options{Steps: searchWork / int64(len(items)+100), Room: opt.Room})
 	if err != nil {
 		return nil, err
 	}
@@ -240,6 +247,7 @@ func lastUses(b *ir.Block) map[*ir.Value]int {
 
 // regions lays out the regions of a control-flow op and gives the memory they share.
 func regions(op *ir.Op, opt Options) (frames []*Frame, size int64, err error) {
+	opt.Room = 0
 	for _, r := range op.Regions {
 		f, err := Layout(r, opt)
 		if err != nil {

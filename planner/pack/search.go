@@ -5,6 +5,7 @@ import "sort"
 // Options steer Search.
 type Options struct {
 	Steps int64       // placements to try; 0 is 2,000,000
+	Room  int64       // an arena of this size is small enough; 0: the smallest
 	Stop  func() bool // asked now and then; nil never stops
 }
 
@@ -17,7 +18,7 @@ type Options struct {
 // overlap in time is solved part by part.
 func Search(items []Item, opt Options) (Result, error) {
 	res, err := Pack(items)
-	if err != nil || res.Proven {
+	if err != nil || res.Proven || res.Arena <= opt.Room {
 		return res, err
 	}
 	steps := opt.Steps
@@ -30,7 +31,7 @@ func Search(items []Item, opt Options) (Result, error) {
 	// since a smaller target that can't be met takes all the steps it is given.
 	low := res.LowerBound
 	target := low
-	for steps > 0 && res.Arena > low && (opt.Stop == nil || !opt.Stop()) {
+	for steps > 0 && res.Arena > max(low, opt.Room) && (opt.Stop == nil || !opt.Stop()) {
 		share := steps/3 + 1
 		if target == res.LowerBound {
 			share = steps*3/4 + 1
