@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -11,6 +12,7 @@ import (
 
 	"reprise/frontend"
 	"reprise/internal/compile"
+	"reprise/internal/fuzz"
 	"reprise/ir"
 	"reprise/ir/tensor"
 	"reprise/passes/policy"
@@ -210,5 +212,70 @@ func write(t testing.TB, i *runtime.Instance, state map[string]*tensor.Tensor) {
 	t.Helper()
 	for name, v := range state {
 		require.NoError(t, i.Write(name, v.Data))
+	}
+}
+
+// families are policies of every family: JAX's by kind and by name, torchtitan's by turns and by layer, PyTorch's share and
+// lists, Megatron's runs, blocks and modules, Hugging Face's every K-th layer.
+func families() []string {
+	return []string{"dots_saveable", "selective:op", "every:2", "memory_budget:0.5", "uniform:2", "must_save:attention,contract", "selective:layernorm",
+		"dots_with_no_batch_dims_saveable", "block:1", "nothing_saveable", "selective:2", "prefer_recompute:contract"}
+}
+
+// Every gradient, parameter, state and loss of the seeds' models is the same under every family of policies. By default the
+// planned programs of smaller models run in Go, kernel by kernel, a few policies for each; in the long test all of them
+// are compiled.
+func TestPoliciesKeepEveryBit(t *testing.T) {
+	tiny := []string{
+		"qwen,layers=2,d=8,heads=2,kv_heads=1,hidden=12,seq=5,batch=2,vocab=11" + shown,
+		"llama4,layers=2,d=8,heads=2,kv_heads=1,hidden=6,dense_hidden=10,experts=3,nope_every=2,seq=5,batch=2,vocab=11,jitter=0.1,bias_rate=0.01" + shown,
+		"mixtral,layers=2,d=8,heads=2,kv_heads=1,hidden=6,experts=3,seq=5,batch=2,vocab=11,jitter=0.1" + shown,
+	}
+	for k, spec := range tiny {
+		t.Run(name(spec), func(t *testing.T) {
+			t.Parallel()
+			m := builtin(t, spec, true)
+			traced := func(o compile.Options) (results []map[string]*tensor.Tensor, launches int) {
+				o.NoMinimum, o.PlanSteps, o.Target = true, 300, v3
+				x, ls, err := compile.Launches(t.Context(), m, o)
+				require.NoError(t, err)
+				out, err := fuzz.Run(m.Module.Func("step"), x, ls, rand.New(rand.NewPCG(1, uint64(k))))
+				require.NoError(t, err)
+				return out, len(x.Step)
+			}
+			want, once := traced(compile.Options{})
+			for n, word := range families() {
+				if !long() && (n%3 != k || n >= 6) {
+					continue
+				}
+				pol, err := policy.Load(word)
+				require.NoError(t, err)
+				got, launches := traced(compile.Options{Policy: pol})
+				require.Greater(t, launches, once, "under %s nothing runs again", word)
+				for s := range want {
+					for _, name := range m.Module.Func("step").Results {
+						require.Equal(t, want[s][name].Data, got[s][name].Data, "%s, step %d: %s", word, s, name)
+					}
+				}
+			}
+		})
+	}
+	if !long() {
+		return
+	}
+	for _, spec := range seeds() {
+		t.Run("compiled "+name(spec), func(t *testing.T) {
+			t.Parallel()
+			all := seed(t, spec, v4, 0)
+			want := delicate{}.run(t, all, 1, nil)
+			for k, word := range families() {
+				pol, err := policy.Load(word)
+				require.NoError(t, err)
+				got := delicate{}.run(t, under(t, all.m, pol, compile.Options{Target: v4}), 1+k%3, nil)
+				for s := range want {
+					same(t, all.m, want[s], got[s], fmt.Sprintf("%s, step %d", word, s))
+				}
+			}
+		})
 	}
 }
