@@ -237,6 +237,14 @@ func (e *attentionFn) maxV(a, b value.Value) value.Value {
 	return e.b.NewSelect(e.b.NewFCmp(enum.FPredOGT, a, b), a, b)
 }
 
+// fence keeps LLVM from holding in registers what was loaded before it and is loaded again after it, by
+// pointers that are not noalias.
+func (e *attentionFn) fence() {
+	f := ir.NewInlineAsm(types.NewPointer(types.NewFunc(types.Void)), "", "~{memory}")
+	f.SideEffect = true
+	e.b.NewCall(f)
+}
+
 // Control.
 
 // loop runs body for i = lo, lo+step … < hi and carries values from round to

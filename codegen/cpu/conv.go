@@ -2,6 +2,7 @@ package cpu
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/llir/llvm/ir"
 	"github.com/llir/llvm/ir/constant"
@@ -14,17 +15,18 @@ import (
 )
 
 // The convolution kernel is direct: lanes are output channels, the rows of a
-// micro-tile are pixels of one output row (or the same pixel of several images), and
-// its accumulators stay in registers over the taps of a chunk. Which taps exist is
-// decided per pixel, so that none is computed in vain and none is added as zero.
-// A tile is (group, block of images, block of output rows, block of columns, block of
-// channels); it packs the kernel of its channels, chunk by chunk, as [c][k][channel].
+// micro-tile are pixels (neighbouring columns of an output row, where they are few of
+// several images), and its accumulators stay in registers over the taps of a chunk. Which
+// taps exist is decided per pixel, so that none is computed in vain and none is added as zero.
+// A tile is (group, block of channels, block of images, block of output rows, block of
+// columns); the kernel of its channels is packed as [c][k][channel], unless it lies well.
 
 const (
-	convChunkBytes = 96 << 10  // of packed kernel that one pass of the pixels uses
+	convChunkBytes = 96 << 10  // of kernel that one pass of the pixels uses
 	convAccBytes   = 256 << 10 // of unfinished chains of a tile
-	convPackBytes  = 512 << 10 // most that a chunk may take
+	convPackBytes  = 512 << 10 // of kernel that is packed at once
 	convTilePixels = 512       // wanted in a tile
+	convUnpacked   = 4         // micro-tiles for which packing does not pay
 )
 
 // convGen is one convolution being written.
@@ -40,19 +42,28 @@ type convGen struct {
 	taps [3][]convTaps   // for each output position of each dimension
 	step [3]int64        // between taps that exist
 
-	images  bool  // rows of micro-tiles are images, not pixels of a row
+	atOnce  int64 // taps of the last dimension whose weights are in registers at once
 	maxRows int64 // of a micro-tile
+	ni, nc  int64 // images and columns of a micro-tile
 	nb      int64 // images of a tile
 	rb      int64 // output rows (of the first two dimensions together) of a tile
 	wb      int64 // columns of a tile
+	packed  int64 // input channels that are packed at once
 	chans   int64 // input channels of a chunk
 	cut     int   // dimension by whose taps a chunk is cut, with chans = 1; −1: none
 	slices  int64 // taps of that dimension in a chunk
-}
 
-// convTaps are the taps of one dimension that exist for an output position:
-// first, first+step, … < end, and the offset in the input of the first.
-type convTaps struct{ first, end, offset int64 }
+	// The kernel is read packed, or from where it is: the distances there of channels and of taps.
+	unpacked             bool
+	kerChannel, kerStart int64
+	kerStep              [3]int64
+
+	// Unfinished chains lie in scratch, or in the result itself where that keeps the channels of
+	// a tile together: the distances there of images, of rows of a tile, and of columns.
+	inPlace                     bool
+	accImage, accRow, accColumn int64
+	micros                      map[string]*ir.Func
+}
 
 // Conv adds a convolution to the unit.
 func (u *Unit) Conv(c *kern.Conv) ([]Launch, error) {
@@ -86,10 +97,18 @@ func EmitConv(m *ir.Module, c *kern.Conv, t Target) ([]Launch, error) {
 		s.emit()
 		return []Launch{{Symbol: c.Name, Tiles: s.tiles()}}, nil
 	}
+	g.micros = map[string]*ir.Func{}
 	if err := g.plan(); err != nil {
 		return nil, err
 	}
 	return []Launch{{Symbol: c.Name, Tiles: g.tiles()}}, g.emit()
+}
+
+// function starts a function with the registers of the convolution.
+func (g *convGen) function(name string, internal bool, params ...*ir.Param) *attentionFn {
+	e := attentionFunc(g.m, g.t, name, internal, params...)
+	e.w = g.w
+	return e
 }
 
 // frame brings the spatial dimensions to three and finds the taps of each.
@@ -107,9 +126,15 @@ func (g *convGen) frame() {
 	}
 	for d := range g.dim {
 		g.step[d] = g.dim[d].InDilation / convGcd(g.dim[d].InDilation, g.dim[d].KernelDilation)
-		for p := range g.dim[d].Out {
-			g.taps[d] = append(g.taps[d], convTapsOf(g.dim[d], g.step[d], p))
-		}
+		g.findTaps(d)
+	}
+}
+
+// findTaps finds the taps of all output positions of dimension d.
+func (g *convGen) findTaps(d int) {
+	g.taps[d] = nil
+	for p := range g.dim[d].Out {
+		g.taps[d] = append(g.taps[d], convTapsOf(g.dim[d], p))
 	}
 }
 
@@ -129,40 +154,38 @@ func emitConvZeros(m *ir.Module, c *kern.Conv, t Target) []Launch {
 // plan chooses the shape of tiles, micro-tiles and chunks, by the shape of the
 // convolution alone.
 func (g *convGen) plan() error {
-	g.maxRows = 12
+	if g.og <= 8 {
+		g.w, g.ob = 8, 8 // two such registers are often as fast as one of 16
+	}
+	registers := int64(32)
+	g.atOnce = 3
 	if g.t == V3 {
-		g.maxRows = 6
+		registers, g.atOnce = 16, 1
 	}
-
-	// Rows of micro-tiles: what needs less time for all pixels of a row.
-	byPixels := 0.0
-	for _, s := range g.segments() {
-		byPixels += g.time(s.end-s.start) * float64(g.Batch)
-	}
-	byImages := g.time(g.Batch) * float64(g.dim[2].Out)
-	g.images = byImages < byPixels
+	g.maxRows = (registers - 2 - g.atOnce*g.vecs) / g.vecs
+	g.planRows()
 
 	rows, cols := g.dim[0].Out*g.dim[1].Out, g.dim[2].Out
-	most := convAccBytes / (4 * g.ob) // pixels of a tile
-	g.wb = min(cols, most/2)
-	g.rb = min(rows, max(1, convTilePixels/g.wb))
-	g.nb = min(g.Batch, max(1, convTilePixels/(g.wb*g.rb)))
-	if g.images {
-		// Whole micro-tiles of images before rows.
-		g.nb = min(g.Batch, 4*g.maxRows)
-		g.wb = min(cols, most/g.nb)
-		g.rb = min(rows, max(1, convTilePixels/(g.wb*g.nb)))
+	most := convAccBytes / (4 * g.ob)           // pixels of a tile
+	whole := func(n, unit, total int64) int64 { // at most n, in units if it is not all
+		if n >= total {
+			return total
+		}
+		return max(unit, n/unit*unit)
 	}
+	g.wb = whole(most/2, g.nc, cols)
+	g.rb = min(rows, max(1, convTilePixels/g.wb))
+	g.nb = whole(min(max(convTilePixels/(g.wb*g.rb), g.ni), most/(g.wb*g.rb)), g.ni, g.Batch)
 	// A few tiles for every thread, unless they get too small to be worth packing for; and three would
 	// leave two threads with a third of the time to wait.
 	for g.tiles() < 12 && g.nb*g.rb*g.wb > 48 || g.tiles() == 3 && g.nb*g.rb*g.wb > 24 {
 		switch {
 		case g.rb > 1:
 			g.rb = (g.rb + 1) / 2
-		case g.nb > g.maxRows || !g.images && g.nb > 1:
-			g.nb = (g.nb + 1) / 2
-		case g.wb > 2*g.maxRows:
-			g.wb = (g.wb + 1) / 2
+		case g.nb > g.ni:
+			g.nb = whole((g.nb+1)/2, g.ni, g.Batch)
+		case g.wb > 2*g.nc:
+			g.wb = whole((g.wb+1)/2, g.nc, cols)
 		default:
 			return g.planChunks()
 		}
@@ -170,13 +193,53 @@ func (g *convGen) plan() error {
 	return g.planChunks()
 }
 
+// planRows chooses the rows of micro-tiles: what needs least time for all pixels of an output row.
+func (g *convGen) planRows() {
+	cols, best := g.dim[2].Out, int64(math.MaxInt64)
+	for n := attentionCeil(cols, g.maxRows); n <= cols; n++ {
+		nc := attentionCeil(cols, n)
+		for ni := int64(1); ni <= min(g.Batch, g.maxRows/nc); ni++ {
+			t := int64(0)
+			for _, images := range []struct{ n, times int64 }{{ni, g.Batch / ni}, {g.Batch % ni, 1}} {
+				t += images.times * (cols/nc*g.time(images.n*nc) + g.time(images.n*(cols%nc)))
+			}
+			if t < best {
+				best, g.ni, g.nc = t, ni, nc
+			}
+		}
+	}
+}
+
+// planChunks chooses where kernel and chains are, and what part of the kernel a pass of the pixels uses.
 func (g *convGen) planChunks() error {
-	bytes := g.kernelTaps() * g.ob * 4
-	g.chans, g.cut = max(1, min(g.InChannels, g.Segment, convChunkBytes/bytes)), -1
+	g.inPlace = g.OutChannel == 1 && g.og%g.ob == 0 && g.Segment >= g.InChannels
+	g.accImage, g.accRow, g.accColumn = g.rb*g.wb*g.ob, g.wb*g.ob, g.ob
+	if g.inPlace {
+		g.accImage, g.accColumn = g.OutBatch, g.dim[2].StrideOut
+	}
+	g.kerChannel = g.ob
+	for d := 2; d >= 0; d-- {
+		g.kerStep[d] = g.kerChannel
+		g.kerChannel *= g.dim[d].Kernel
+	}
+	bytes, channels := g.kerChannel*4, min(g.InChannels, g.Segment)
+	g.unpacked = g.KerOut == 1 && g.og%g.ob == 0 && attentionCeil(g.nb, g.ni)*g.rb*attentionCeil(g.wb, g.nc) <= convUnpacked
+	if g.unpacked {
+		g.kerChannel = g.KerIn
+		for d, x := range g.dim {
+			g.kerStep[d] = x.StrideKer
+			if x.Reverse {
+				g.kerStep[d] = -x.StrideKer
+				g.kerStart += (x.Kernel - 1) * x.StrideKer
+			}
+		}
+	}
+	g.packed = max(1, min(channels, convPackBytes/bytes))
+	g.chans, g.cut = max(1, min(channels, convChunkBytes/bytes)), -1
 	if bytes <= convChunkBytes {
 		return nil
 	}
-	g.cut = 1
+	g.packed, g.cut = 1, 1
 	if g.dim[0].Kernel > 1 {
 		g.cut = 0
 	}
@@ -195,15 +258,17 @@ func (g *convGen) tiles() int64 {
 		attentionCeil(g.dim[2].Out, g.wb) * attentionCeil(g.og, g.ob)
 }
 
-// time estimates the cycles per tap of n pixels that share their taps, in
-// micro-tiles: at least the latency of one fma each.
-func (g *convGen) time(n int64) float64 {
-	tiles := attentionCeil(n, g.maxRows)
-	return max(float64(n*g.vecs), float64(4*tiles)) + float64(tiles)
+// time estimates a tap of a micro-tile of n rows, in fma: at least as many as processors have on the way, and
+// one for the weights.
+func (g *convGen) time(n int64) int64 {
+	if n == 0 {
+		return 0
+	}
+	return max(n*g.vecs, 8) + 1
 }
 
 // convTapsOf finds the taps that exist for output position p.
-func convTapsOf(d kern.ConvDim, step, p int64) convTaps {
+func convTapsOf(d kern.ConvDim, p int64) convTaps {
 	exists := func(k int64) (x int64, ok bool) {
 		x = p*d.Stride + k*d.KernelDilation - d.PadLo
 		return x / d.InDilation, x >= 0 && x%d.InDilation == 0 && x/d.InDilation < d.In
@@ -218,47 +283,6 @@ func convTapsOf(d kern.ConvDim, step, p int64) convTaps {
 		}
 	}
 	return t
-}
-
-// convSegment is a run of output columns phase + j·period, start ≤ j < end, that
-// have the same taps.
-type convSegment struct {
-	phase, start, end int64
-	taps              convTaps // offset: of the column with j = 0, as if it had these taps
-}
-
-// period is the distance of output columns whose taps lie alike between dilated inputs.
-func (g *convGen) period() int64 {
-	d := g.dim[2]
-	return d.InDilation / convGcd(d.InDilation, d.Stride)
-}
-
-// shift is the distance in the input of two columns a period apart.
-func (g *convGen) shift() int64 {
-	d := g.dim[2]
-	return g.period() * d.Stride / d.InDilation * d.StrideIn
-}
-
-// segments cuts the output columns into runs with the same taps.
-func (g *convGen) segments() []convSegment {
-	var all []convSegment
-	p := g.period()
-	for phase := int64(0); phase < min(p, g.dim[2].Out); phase++ {
-		from := len(all)
-		for j := int64(0); phase+j*p < g.dim[2].Out; j++ {
-			t := g.taps[2][phase+j*p]
-			t.offset -= j * g.shift()
-			if t.end == 0 {
-				t.offset = 0
-			}
-			if n := len(all); n > from && all[n-1].taps == t {
-				all[n-1].end = j + 1
-				continue
-			}
-			all = append(all, convSegment{phase: phase, start: j, end: j + 1, taps: t})
-		}
-	}
-	return all
 }
 
 // convGcd is the greatest common divisor of positive numbers.
@@ -327,106 +351,100 @@ func (g *convGen) move(d int) int64 {
 	return g.step[d] * g.dim[d].KernelDilation / g.dim[d].InDilation * g.dim[d].StrideIn
 }
 
-// micro is the function of a micro-tile of the given number of rows:
+// micro is the function of a micro-tile of the given number of images and of columns with these taps:
 //
-//	void (in, packed, acc, i64 channels, i64 k0, i64 end0, i64 k1, i64 end1, i64 k2, i64 end2)
+//	void (in, packed, acc, i64 channels, i64 k0, i64 end0, i64 k1, i64 end1, i1 begin)
 //
-// acc[r][·] is carried on over channels × the taps within the bounds. in points to
-// the first of them for row 0. Constant bounds (last ≥ 0) are those of the last dimension.
-func (g *convGen) micro(rows, first, last int64) *ir.Func {
-	rowIn, rowAcc := g.shift(), g.period()*g.ob
-	if g.images {
-		rowIn, rowAcc = g.InBatch, g.rb*g.wb*g.ob
-	}
-	name := fmt.Sprintf("%s_r%d", g.Name, rows)
-	if last >= 0 {
-		name += fmt.Sprintf("_%d_%d", first, last)
-	}
-	if f := attentionFind(g.m, name); f != nil {
+// acc is carried on over channels × the taps within the bounds, from +0 with begin. in points to
+// the first of the taps of the first two dimensions, at what the offsets of columns count from.
+func (g *convGen) micro(images int64, columns []convTaps) *ir.Func {
+	key := fmt.Sprint(images, columns)
+	if f := g.micros[key]; f != nil {
 		return f
 	}
 	ps := []*ir.Param{ir.NewParam("in", attentionPtr()), ir.NewParam("ker", attentionPtr()), ir.NewParam("acc", attentionPtr())}
-	for _, p := range ps {
-		p.Attrs = append(p.Attrs, enum.ParamAttrNoAlias)
-	}
-	for _, n := range []string{"channels", "k0", "end0", "k1", "end1", "k2", "end2"} {
+	for _, n := range []string{"channels", "k0", "end0", "k1", "end1"} {
 		ps = append(ps, ir.NewParam(n, types.I64))
 	}
-	e := attentionFunc(g.m, g.t, name, true, ps...)
-	lo := [3]value.Value{ps[4], ps[6], ps[8]}
-	hi := [3]value.Value{ps[5], ps[7], ps[9]}
-	if last >= 0 {
-		lo[2], hi[2] = attentionI(first), attentionI(last)
-	}
-	acc := make([]value.Value, 0, rows*g.vecs)
-	for r := range rows {
-		for v := range g.vecs {
-			acc = append(acc, e.loadV(e.atI(ps[2], r*rowAcc+v*g.w)))
+	ps = append(ps, ir.NewParam("begin", types.I1))
+	e := g.function(fmt.Sprintf("%s_m%d", g.Name, len(g.micros)), true, ps...)
+	lo, hi := [2]value.Value{ps[4], ps[6]}, [2]value.Value{ps[5], ps[7]}
+	var rows []convTaps
+	var at, acc []value.Value
+	for i := range images {
+		for j, t := range columns {
+			if t.end > 0 {
+				t.offset += i * g.InBatch
+			}
+			rows = append(rows, t)
+			for v := range g.vecs {
+				p := e.atI(ps[2], i*g.accImage+int64(j)*g.accColumn+v*g.w)
+				zero := constant.NewZeroInitializer(e.vec(types.Float))
+				at, acc = append(at, p), append(acc, e.b.NewSelect(ps[8], zero, e.loadV(p)))
+			}
 		}
 	}
 	// Each loop carries the pointer into the input, then the accumulators.
 	var nest func(d int, in, ker value.Value, acc []value.Value) []value.Value
 	nest = func(d int, in, ker value.Value, acc []value.Value) []value.Value {
-		if d == 3 {
-			b := make([]value.Value, g.vecs)
-			for v := range b {
-				b[v] = e.loadV(e.atI(ker, int64(v)*g.w))
-			}
-			next := make([]value.Value, 0, len(acc))
-			for r := range rows {
-				x := e.splat(e.load(e.atI(in, r*rowIn)), e.w)
+		if d == 2 {
+			return g.columns(e, rows, in, acc, func(k value.Value) []value.Value {
+				b := make([]value.Value, g.vecs)
 				for v := range b {
-					next = append(next, e.fma(x, b[v], acc[r*g.vecs+int64(v)]))
+					b[v] = e.loadV(e.atI(e.at(ker, e.mulI(k, g.kerStep[2])), int64(v)*g.w))
 				}
-			}
-			return next
-		}
-		slice := g.ob
-		for _, x := range g.dim[d+1:] {
-			slice *= x.Kernel
+				return b
+			}, func(p value.Value) value.Value { return e.splat(e.load(p), e.w) })
 		}
 		carried := append([]value.Value{in}, acc...)
 		return e.loop(lo[d], hi[d], g.step[d], carried, func(k value.Value, c []value.Value) []value.Value {
-			next := nest(d+1, c[0], e.at(ker, e.mulI(k, slice)), c[1:])
+			next := nest(d+1, c[0], e.at(ker, e.mulI(k, g.kerStep[d])), c[1:])
 			return append([]value.Value{e.atI(c[0], g.move(d))}, next...)
 		})[1:]
 	}
 	carried := append([]value.Value{ps[0], ps[1]}, acc...)
 	acc = e.loop(attentionI(0), ps[3], 1, carried, func(_ value.Value, c []value.Value) []value.Value {
 		next := nest(0, c[0], c[1], c[2:])
-		return append([]value.Value{e.atI(c[0], g.InChannel), e.atI(c[1], g.kernelTaps()*g.ob)}, next...)
+		return append([]value.Value{e.atI(c[0], g.InChannel), e.atI(c[1], g.kerChannel)}, next...)
 	})[2:]
-	for r := range rows {
-		for v := range g.vecs {
-			e.store(acc[r*g.vecs+v], e.atI(ps[2], r*rowAcc+v*g.w))
-		}
+	for i, x := range acc {
+		e.store(x, at[i])
 	}
-	return e.done()
+	g.micros[key] = e.done()
+	return g.micros[key]
 }
 
 // emit writes the kernel.
 func (g *convGen) emit() error {
 	ps := []*ir.Param{ir.NewParam("args", attentionPtr()), ir.NewParam("lo", types.I64), ir.NewParam("hi", types.I64), ir.NewParam("scratch", attentionPtr())}
 	run := g.pixels()
-	pack, store := g.packer(), g.storer()
-	e := attentionFunc(g.m, g.t, g.Name, false, ps...)
+	var pack, store *ir.Func
+	if !g.unpacked {
+		pack = g.packer()
+	}
+	if !g.inPlace {
+		store = g.storer()
+	}
+	e := g.function(g.Name, false, ps...)
 	arg := make([]value.Value, 3)
 	for i := range arg {
 		l := e.b.NewLoad(attentionPtr(), e.atI(ps[0], int64(2*i)))
 		l.Align = 8
 		arg[i] = l
 	}
-	acc, packed := ps[3], e.atI(ps[3], convAccBytes/4)
-	e.each(ps[1], ps[2], 1, func(tile value.Value) {
+	scratch, packed := ps[3], e.atI(ps[3], convAccBytes/4)
+	// held is the block of channels whose kernel is packed.
+	e.loop(ps[1], ps[2], 1, []value.Value{attentionI(-1)}, func(tile value.Value, held []value.Value) []value.Value {
 		next := func(n int64) value.Value {
 			i := e.remI(tile, n)
 			tile = e.divI(tile, n)
 			return i
 		}
-		o0 := e.mulI(next(attentionCeil(g.og, g.ob)), g.ob)
 		w0 := e.mulI(next(attentionCeil(g.dim[2].Out, g.wb)), g.wb)
 		q0 := e.mulI(next(attentionCeil(g.dim[0].Out*g.dim[1].Out, g.rb)), g.rb)
 		n0 := e.mulI(next(attentionCeil(g.Batch, g.nb)), g.nb)
+		block := tile
+		o0 := e.mulI(next(attentionCeil(g.og, g.ob)), g.ob)
 		group := tile
 		left := func(total, at value.Value, most int64) value.Value {
 			return e.min(attentionI(most), e.sub(total, at))
@@ -438,55 +456,81 @@ func (g *convGen) emit() error {
 		o := e.add(e.mulI(group, g.og), o0)
 		in := e.at(arg[0], e.add(e.mulI(n0, g.InBatch), e.mulI(group, g.groupIn())))
 		ker := e.at(arg[1], e.mulI(o, g.KerOut))
+		out := e.at(arg[2], e.add(e.mulI(n0, g.OutBatch), e.mulI(o, g.OutChannel)))
+		acc := value.Value(scratch)
+		if g.inPlace {
+			acc = e.at(out, e.mulI(w0, g.accColumn))
+		}
 
-		chunk := func(c0, cc value.Value) {
-			inC, kerC := e.at(in, e.mulI(c0, g.InChannel)), e.at(ker, e.mulI(c0, g.KerIn))
-			if g.cut < 0 {
-				e.b.NewCall(pack, kerC, packed, oc, cc, attentionI(0), attentionI(0))
-				e.b.NewCall(run, inC, packed, acc, cc, nc, q0, q1, w0, w1, attentionI(0), attentionI(0))
-				return
+		// fill packs taps from ≤ k < to of channels c0 … c0+cc−1, if need be, and finds tap 0 of the first.
+		fill := func(c0, cc, from, to value.Value) value.Value {
+			source := e.at(ker, e.mulI(c0, g.KerIn))
+			if g.unpacked {
+				return e.atI(source, g.kerStart)
 			}
-			size := g.dim[g.cut].Kernel
-			e.eachI(size, g.slices, func(from value.Value) {
-				to := e.add(from, left(attentionI(size), from, g.slices))
-				e.b.NewCall(pack, kerC, packed, oc, cc, from, to)
-				base := e.at(packed, e.mulI(from, -g.slice()))
-				e.b.NewCall(run, inC, base, acc, cc, nc, q0, q1, w0, w1, from, to)
+			e.b.NewCall(pack, source, packed, oc, cc, from, to)
+			if g.cut < 0 {
+				return packed
+			}
+			return e.at(packed, e.mulI(from, -g.kerStep[g.cut]))
+		}
+		// chunks runs channels c0 … c0+cc−1, of which the kernel begins at k. With begin they begin chains.
+		chunks := func(c0, cc, k, begin value.Value) {
+			e.each(attentionI(0), cc, g.chans, func(c value.Value) {
+				first := e.b.NewAnd(begin, e.b.NewICmp(enum.IPredEQ, c, attentionI(0)))
+				e.b.NewCall(run, e.at(in, e.mulI(e.add(c0, c), g.InChannel)), e.at(k, e.mulI(c, g.kerChannel)), acc, left(cc, c, g.chans),
+					nc, q0, q1, w0, w1, attentionI(0), attentionI(0), first)
 			})
 		}
-		chain := func(from, to value.Value) {
-			zero := constant.NewZeroInitializer(e.vec(types.Float))
-			e.eachI(g.nb*g.rb*g.wb*g.ob, e.w, func(i value.Value) { e.store(zero, e.at(acc, i)) })
-			e.each(from, to, g.chans, func(c0 value.Value) { chunk(c0, left(to, c0, g.chans)) })
+		// slices does the same for the one channel c0, slice by slice.
+		slices := func(c0, begin value.Value) {
+			size, one := g.dim[g.cut].Kernel, attentionI(1)
+			e.eachI(size, g.slices, func(from value.Value) {
+				to := e.add(from, left(attentionI(size), from, g.slices))
+				k := fill(c0, one, from, to)
+				first := e.b.NewAnd(begin, e.b.NewICmp(enum.IPredEQ, from, attentionI(0)))
+				e.b.NewCall(run, e.at(in, e.mulI(c0, g.InChannel)), k, acc, one, nc, q0, q1, w0, w1, from, to, first)
+			})
 		}
-		done := value.Value(acc)
-		if g.Segment >= g.InChannels {
-			chain(attentionI(0), attentionI(g.InChannels))
-		} else {
-			done = e.atI(packed, convPackBytes/4)
+		switch {
+		case g.packed == g.InChannels && g.cut < 0 && !g.unpacked:
+			// The whole kernel of the channels fits: the next tile has most often the same.
+			e.when(e.b.NewICmp(enum.IPredNE, block, held[0]), func() { fill(attentionI(0), attentionI(g.InChannels), attentionI(0), attentionI(0)) })
+			chunks(attentionI(0), attentionI(g.InChannels), packed, constant.True)
+		default:
+			chain := func(from, to value.Value) {
+				e.each(from, to, g.packed, func(c0 value.Value) {
+					begin := e.b.NewICmp(enum.IPredEQ, c0, from)
+					if g.cut >= 0 {
+						slices(c0, begin)
+						return
+					}
+					cc := left(to, c0, g.packed)
+					chunks(c0, cc, fill(c0, cc, attentionI(0), attentionI(0)), begin)
+				})
+			}
+			if g.Segment >= g.InChannels {
+				chain(attentionI(0), attentionI(g.InChannels))
+				break
+			}
+			acc = e.atI(packed, convPackBytes/4)
 			e.eachI(g.InChannels, g.Segment, func(from value.Value) {
+				sum := value.Value(scratch)
 				chain(from, e.add(from, left(attentionI(g.InChannels), from, g.Segment)))
 				first := e.b.NewICmp(enum.IPredEQ, from, attentionI(0))
 				e.eachI(g.nb*g.rb*g.wb*g.ob, e.w, func(i value.Value) {
-					x, p := e.loadV(e.at(acc, i)), e.at(done, i)
+					x, p := e.loadV(e.at(acc, i)), e.at(sum, i)
 					e.store(e.b.NewSelect(first, x, e.b.NewFAdd(e.loadV(p), x)), p)
 				})
 			})
 		}
-		to := e.at(arg[2], e.add(e.mulI(n0, g.OutBatch), e.mulI(o, g.OutChannel)))
-		e.b.NewCall(store, done, to, oc, nc, q0, q1, w0, w1)
+		if !g.inPlace {
+			e.b.NewCall(store, scratch, out, oc, nc, q0, q1, w0, w1)
+		}
+		return []value.Value{block}
 	})
 	e.done()
 	return nil
-}
-
-// slice is the packed size of one tap of the dimension that chunks cut.
-func (g *convGen) slice() int64 {
-	n := g.ob
-	for _, d := range g.dim[g.cut+1:] {
-		n *= d.Kernel
-	}
-	return n
 }
 
 // groupIn is the distance in the input of two groups.
@@ -499,42 +543,20 @@ func (g *convGen) groupIn() int64 {
 
 // pixels is the function that carries the chains of all pixels of a tile over a chunk:
 //
-//	void (in, packed, acc, i64 channels, i64 images, i64 q0, i64 q1, i64 w0, i64 w1, i64 from, i64 to)
+//	void (in, packed, acc, i64 channels, i64 images, i64 q0, i64 q1, i64 w0, i64 w1, i64 from, i64 to, i1 begin)
 //
-// for output rows q0 ≤ q < q1 of the first two dimensions, columns w0 ≤ w < w1.
+// for output rows q0 ≤ q < q1 of the first two dimensions, columns w0 ≤ w < w1. acc is that of
+// image 0, column w0 and, unless chains are in the result, row q0.
 func (g *convGen) pixels() *ir.Func {
-	type call struct {
-		s    convSegment
-		rows []int64 // heights of micro-tiles, in turn; the first as often as it fits
-		fns  []*ir.Func
-	}
 	// Micro-tiles first: a function can't be written inside another.
-	var calls []call
-	var byImages []*ir.Func
-	imageRows := g.heights(min(g.Batch, g.nb), g.Batch%g.nb == 0)
-	same := true
-	for _, t := range g.taps[2] {
-		same = same && t.first == g.taps[2][0].first && t.end == g.taps[2][0].end
+	blocks := g.blocks(g.nc)
+	heights := []int64{g.ni}
+	if rest := g.Batch % g.ni; rest > 0 {
+		heights = append(heights, rest)
 	}
-	if g.images {
-		for _, r := range imageRows {
-			first, last := int64(0), int64(-1)
-			if same {
-				first, last = g.taps[2][0].first, g.taps[2][0].end
-			}
-			byImages = append(byImages, g.micro(r, first, last))
-		}
-	} else {
-		for _, s := range g.segments() {
-			c := call{s: s, rows: g.heights(s.end-s.start, g.wb == g.dim[2].Out)}
-			for _, r := range c.rows {
-				first, last := int64(0), int64(-1)
-				if s.end-s.start > g.maxRows || same {
-					first, last = s.taps.first, s.taps.end
-				}
-				c.fns = append(c.fns, g.micro(r, first, last))
-			}
-			calls = append(calls, c)
+	for _, h := range heights {
+		for _, b := range blocks {
+			g.micro(h, b.columns)
 		}
 	}
 
@@ -542,17 +564,10 @@ func (g *convGen) pixels() *ir.Func {
 	for _, n := range []string{"channels", "images", "q0", "q1", "w0", "w1", "from", "to"} {
 		ps = append(ps, ir.NewParam(n, types.I64))
 	}
-	e := attentionFunc(g.m, g.t, g.Name+"_px", true, ps...)
+	ps = append(ps, ir.NewParam("begin", types.I1))
+	e := g.function(g.Name+"_px", true, ps...)
 	in, ker, acc, channels, images := ps[0], ps[1], ps[2], ps[3], ps[4]
-	q0, q1, w0, w1, from, to := ps[5], ps[6], ps[7], ps[8], ps[9], ps[10]
-	// spread calls fns of the given heights for rows lo … hi−1.
-	spread := func(lo, hi value.Value, rows []int64, body func(i int, at value.Value)) {
-		for i, r := range rows {
-			end := e.add(lo, e.mulI(e.divI(e.max(e.sub(hi, lo), attentionI(0)), r), r))
-			e.each(lo, end, r, func(at value.Value) { body(i, at) })
-			lo = end
-		}
-	}
+	q0, q1, w0, w1, from, to, begin := ps[5], ps[6], ps[7], ps[8], ps[9], ps[10], ps[11]
 	e.each(q0, q1, 1, func(q value.Value) {
 		d0, d1 := g.at(e, 0, e.divI(q, g.dim[1].Out)), g.at(e, 1, e.remI(q, g.dim[1].Out))
 		switch g.cut {
@@ -562,61 +577,42 @@ func (g *convGen) pixels() *ir.Func {
 			d1 = g.within(e, d1, from, to)
 		}
 		base := e.at(in, e.add(d0.offset, d1.offset))
-		row := e.mulI(e.sub(q, q0), g.wb)
-		if g.images {
-			e.each(w0, w1, 1, func(w value.Value) {
-				d2 := g.at(e, 2, w)
-				pixel := e.at(base, d2.offset)
-				spread(attentionI(0), images, imageRows, func(i int, n value.Value) {
-					to := e.add(e.mulI(n, g.rb*g.wb), e.add(row, e.sub(w, w0)))
-					e.b.NewCall(byImages[i], e.at(pixel, e.mulI(n, g.InBatch)), ker, e.at(acc, e.mulI(to, g.ob)),
-						channels, d0.first, d0.end, d1.first, d1.end, d2.first, d2.end)
-				})
-			})
-			return
+		row := e.mulI(e.sub(q, q0), g.accRow)
+		if g.inPlace {
+			row = g.place(e, q)
 		}
-		p := g.period()
-		e.each(attentionI(0), images, 1, func(n value.Value) {
-			image := e.at(base, e.mulI(n, g.InBatch))
-			for _, c := range calls {
-				lo, hi := attentionI(c.s.start), attentionI(c.s.end)
-				if g.wb < g.dim[2].Out {
-					inner := func(w value.Value) value.Value { // least j with phase + j·p ≥ w
-						return e.divI(e.max(e.addI(w, p-1-c.s.phase), attentionI(0)), p)
+		n := value.Value(attentionI(0))
+		for _, h := range heights {
+			end := e.add(n, e.mulI(e.divI(e.sub(images, n), h), h))
+			e.each(n, end, h, func(n value.Value) {
+				image := e.at(base, e.mulI(n, g.InBatch))
+				accImage := e.at(acc, e.add(e.mulI(n, g.accImage), row))
+				for _, b := range blocks {
+					lo, hi := attentionI(0), attentionI(b.count)
+					if g.wb < g.dim[2].Out { // first + i·step is a block of the tile
+						inner := func(w value.Value) value.Value {
+							block := e.divI(e.addI(w, g.nc-1), g.nc)
+							return e.divI(e.max(e.addI(block, b.step-1-b.first), attentionI(0)), b.step)
+						}
+						lo, hi = e.max(lo, inner(w0)), e.min(hi, inner(w1))
 					}
-					lo, hi = e.max(lo, inner(w0)), e.min(hi, inner(w1))
+					e.each(lo, hi, 1, func(i value.Value) {
+						w := e.mulI(e.addI(e.mulI(i, b.step), b.first), g.nc)
+						e.b.NewCall(g.micro(h, b.columns), e.at(image, e.addI(e.mulI(i, b.shift), b.offset)), ker,
+							e.at(accImage, e.mulI(e.sub(w, w0), g.accColumn)), channels, d0.first, d0.end, d1.first, d1.end, begin)
+					})
 				}
-				spread(lo, hi, c.rows, func(i int, j value.Value) {
-					w := e.sub(e.addI(e.mulI(j, p), c.s.phase), w0)
-					to := e.add(e.mulI(n, g.rb*g.wb), e.add(row, w))
-					e.b.NewCall(c.fns[i], e.at(image, e.addI(e.mulI(j, g.shift()), c.s.taps.offset)), ker, e.at(acc, e.mulI(to, g.ob)),
-						channels, d0.first, d0.end, d1.first, d1.end, attentionI(c.s.taps.first), attentionI(c.s.taps.end))
-				})
-			}
-		})
+			})
+			n = end
+		}
 	})
 	return e.done()
 }
 
-// heights are the micro-tiles that n rows are cut into; with exact, n is all there
-// ever is, else any number up to n may come.
-func (g *convGen) heights(n int64, exact bool) []int64 {
-	tiles := attentionCeil(n, g.maxRows)
-	r := attentionCeil(n, tiles)
-	hs := []int64{r}
-	if exact {
-		if rest := n % r; rest > 0 {
-			hs = append(hs, rest)
-		}
-		return hs
-	}
-	if r > 4 {
-		hs = append(hs, 3)
-	}
-	if r > 1 {
-		hs = append(hs, 1)
-	}
-	return hs
+// place is where output row q of the first two dimensions begins in an image of the result.
+func (g *convGen) place(e *attentionFn, q value.Value) value.Value {
+	d0, d1 := g.dim[0], g.dim[1]
+	return e.add(e.mulI(e.divI(q, d1.Out), d0.StrideOut), e.mulI(e.remI(q, d1.Out), d1.StrideOut))
 }
 
 // packer is the function that packs the kernel of a tile's channels:
@@ -629,13 +625,13 @@ func (g *convGen) packer() *ir.Func {
 	ker, packed := ir.NewParam("ker", attentionPtr()), ir.NewParam("packed", attentionPtr())
 	oc, channels, from, to := ir.NewParam("oc", types.I64), ir.NewParam("channels", types.I64), ir.NewParam("from", types.I64), ir.NewParam("to", types.I64)
 	ker.Attrs, packed.Attrs = append(ker.Attrs, enum.ParamAttrNoAlias), append(packed.Attrs, enum.ParamAttrNoAlias)
-	e := attentionFunc(g.m, g.t, g.Name+"_pack", true, ker, packed, oc, channels, from, to)
+	e := g.function(g.Name+"_pack", true, ker, packed, oc, channels, from, to)
 	lo := [3]value.Value{attentionI(0), attentionI(0), attentionI(0)}
 	hi := [3]value.Value{attentionI(g.dim[0].Kernel), attentionI(g.dim[1].Kernel), attentionI(g.dim[2].Kernel)}
 	count := attentionI(g.kernelTaps()) // taps of a channel in the chunk
 	if g.cut >= 0 {
 		lo[g.cut], hi[g.cut] = from, to
-		count = e.mulI(e.sub(to, from), g.slice()/g.ob)
+		count = e.mulI(e.sub(to, from), g.kerStep[g.cut]/g.ob)
 	}
 	if run, reverse := g.tapsInOrder(); run && g.KerOut != 1 {
 		// The taps lie next to each other: transpose squares of channels × taps.
@@ -645,7 +641,7 @@ func (g *convGen) packer() *ir.Func {
 		}
 		first := attentionI(0)
 		if g.cut >= 0 {
-			first = e.mulI(from, g.slice()/g.ob)
+			first = e.mulI(from, g.kerStep[g.cut]/g.ob)
 		}
 		per, total := count, value.Value(channels)
 		if !reverse && g.cut < 0 && g.KerIn == g.kernelTaps() {
@@ -708,6 +704,10 @@ func (g *convGen) packer() *ir.Func {
 						inner = e.add(e.mulI(inner, g.dim[d].Kernel), e.sub(k, lo[d]))
 					}
 					dst := e.at(packed, e.mulI(e.add(at, inner), g.ob))
+					if g.KerOut == 1 && g.og%g.ob == 0 {
+						e.eachI(g.ob, e.w, func(o value.Value) { e.store(e.loadV(e.at(src, o)), e.at(dst, o)) })
+						return
+					}
 					e.each(attentionI(0), oc, 1, func(o value.Value) {
 						e.store(e.load(e.at(src, e.mulI(o, g.KerOut))), e.at(dst, o))
 					})
@@ -746,13 +746,10 @@ func (g *convGen) storer() *ir.Func {
 	for _, n := range []string{"oc", "images", "q0", "q1", "w0", "w1"} {
 		ps = append(ps, ir.NewParam(n, types.I64))
 	}
-	e := attentionFunc(g.m, g.t, g.Name+"_store", true, ps...)
+	e := g.function(g.Name+"_store", true, ps...)
 	oc, images, q0, q1, w0, w1 := ps[2], ps[3], ps[4], ps[5], ps[6], ps[7]
 	rows, cols := g.dim[0].Out*g.dim[1].Out, g.dim[2].Out
 	d0, d1, d2 := g.dim[0], g.dim[1], g.dim[2]
-	place := func(q value.Value) value.Value { // of an output row
-		return e.add(e.mulI(e.divI(q, d1.Out), d0.StrideOut), e.mulI(e.remI(q, d1.Out), d1.StrideOut))
-	}
 	// Rows that follow each other in memory are one run, and so are images.
 	joined := g.wb == cols && (d1.Out == 1 || d1.StrideOut == cols*d2.StrideOut) && (d0.Out == 1 || d0.StrideOut == cols*d1.Out*d2.StrideOut)
 	switch {
@@ -760,14 +757,14 @@ func (g *convGen) storer() *ir.Func {
 		e.b.NewCall(run, acc, out, oc, e.mulI(images, rows*cols))
 	case joined:
 		e.each(attentionI(0), images, 1, func(n value.Value) {
-			to := e.at(out, e.add(e.mulI(n, g.OutBatch), place(q0)))
+			to := e.at(out, e.add(e.mulI(n, g.OutBatch), g.place(e, q0)))
 			e.b.NewCall(run, e.at(acc, e.mulI(n, g.rb*g.wb*g.ob)), to, oc, e.mulI(e.sub(q1, q0), cols))
 		})
 	default:
 		e.each(attentionI(0), images, 1, func(n value.Value) {
 			e.each(q0, q1, 1, func(q value.Value) {
 				from := e.at(acc, e.mulI(e.add(e.mulI(n, g.rb), e.sub(q, q0)), g.wb*g.ob))
-				to := e.at(out, e.add(e.add(e.mulI(n, g.OutBatch), place(q)), e.mulI(w0, d2.StrideOut)))
+				to := e.at(out, e.add(e.add(e.mulI(n, g.OutBatch), g.place(e, q)), e.mulI(w0, d2.StrideOut)))
 				e.b.NewCall(run, from, to, oc, e.sub(w1, w0))
 			})
 		})
@@ -781,7 +778,7 @@ func (g *convGen) runStorer() *ir.Func {
 	acc, out := ir.NewParam("acc", attentionPtr()), ir.NewParam("out", attentionPtr())
 	oc, n := ir.NewParam("oc", types.I64), ir.NewParam("n", types.I64)
 	acc.Attrs, out.Attrs = append(acc.Attrs, enum.ParamAttrNoAlias), append(out.Attrs, enum.ParamAttrNoAlias)
-	e := attentionFunc(g.m, g.t, g.Name+"_run", true, acc, out, oc, n)
+	e := g.function(g.Name+"_run", true, acc, out, oc, n)
 	stride := g.dim[2].StrideOut
 	scalar := func(lo value.Value) {
 		e.each(lo, n, 1, func(p value.Value) {
@@ -790,6 +787,15 @@ func (g *convGen) runStorer() *ir.Func {
 				e.store(x, e.at(out, e.add(e.mulI(p, stride), e.mulI(o, g.OutChannel))))
 			})
 		})
+	}
+	if g.OutChannel == 1 && g.og%g.ob == 0 {
+		e.each(attentionI(0), n, 1, func(p value.Value) {
+			e.eachI(g.ob, e.w, func(o value.Value) {
+				x := e.loadV(e.at(acc, e.add(e.mulI(p, g.ob), o)))
+				e.store(x, e.at(out, e.add(e.mulI(p, stride), o)))
+			})
+		})
+		return e.done()
 	}
 	if stride != 1 {
 		scalar(attentionI(0))

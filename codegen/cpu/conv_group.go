@@ -14,8 +14,11 @@ import (
 // [column][group], where a chain goes straight down.
 // A tile is (image, block of groups, output row).
 
-// convGrouped is such a convolution.
-type convGrouped struct{ *convGen }
+// convGrouped is such a convolution; its columns of the input are those in scratch.
+type convGrouped struct {
+	*convGen
+	strideIn int64 // of the columns in the input itself
+}
 
 // grouped tells whether the convolution is done with groups as lanes.
 func (g *convGen) grouped() (*convGrouped, bool) {
@@ -23,8 +26,11 @@ func (g *convGen) grouped() (*convGrouped, bool) {
 	if g.og != 1 || g.Groups*g.BatchGroups < g.w/2 || 4*g.w*(d.In+d.Kernel+2*d.Out) > 900<<10 {
 		return nil, false
 	}
-	g.maxRows = 12
-	return &convGrouped{g}, true
+	s := &convGrouped{g, d.StrideIn}
+	g.dim[2].StrideIn = g.w
+	g.findTaps(2)
+	g.atOnce = 1
+	return s, true
 }
 
 func (s *convGrouped) tiles() int64 {
@@ -63,98 +69,32 @@ func (s *convGrouped) spread(what string, lanes, stride, n int64) *ir.Func {
 	return e.done()
 }
 
-// column is the place in a row of the input that column p reads by tap k.
-func (s *convGrouped) column(p, k int64) int64 {
-	d := s.dim[2]
-	return (p*d.Stride + k*d.KernelDilation - d.PadLo) / d.InDilation
-}
-
 // row is the function that carries the chains of an output row over the taps of one
 // row of the kernel: void (x, ker, acc), all [column][group].
 func (s *convGrouped) row() *ir.Func {
 	x, ker, acc := ir.NewParam("x", attentionPtr()), ir.NewParam("ker", attentionPtr()), ir.NewParam("acc", attentionPtr())
-	for _, p := range []*ir.Param{x, ker, acc} {
-		p.Attrs = append(p.Attrs, enum.ParamAttrNoAlias)
-	}
 	e := attentionFunc(s.m, s.t, s.Name+"_row", true, x, ker, acc)
-	d, period, step := s.dim[2], s.period(), s.step[2]
-	shift := period * d.Stride / d.InDilation      // of the input, from column to column of a phase
-	move := step * d.KernelDilation / d.InDilation // and from tap to tap
-
-	// chain runs taps first ≤ k < end of n columns of a phase: p, and j·period further.
-	chain := func(p int64, j value.Value, n, first, end int64) {
-		if first >= end {
-			return
-		}
-		to := e.at(acc, e.mulI(e.addI(e.mulI(j, period), p), s.w))
-		carried := []value.Value{e.at(x, e.mulI(e.addI(e.mulI(j, shift), s.column(p, first)), s.w))}
-		for r := range n {
-			carried = append(carried, e.loadV(e.atI(to, r*period*s.w)))
-		}
-		carried = e.loop(attentionI(first), attentionI(end), step, carried, func(k value.Value, c []value.Value) []value.Value {
-			if d.Reverse {
-				k = e.sub(attentionI(d.Kernel-1), k)
+	const most = 12 // accumulators
+	d := s.dim[2]
+	n := attentionCeil(d.Out, attentionCeil(d.Out, most))
+	for _, b := range s.blocks(n) {
+		e.eachI(b.count, 1, func(i value.Value) {
+			from := e.at(x, e.addI(e.mulI(i, b.shift), b.offset))
+			to := e.at(acc, e.mulI(e.addI(e.mulI(i, b.step), b.first), n*s.w))
+			var sums []value.Value
+			for r := range b.columns {
+				sums = append(sums, e.loadV(e.atI(to, int64(r)*s.w)))
 			}
-			w := e.loadV(e.at(ker, e.mulI(k, s.w)))
-			next := []value.Value{e.atI(c[0], move*s.w)}
-			for r := range n {
-				next = append(next, e.fma(e.loadV(e.atI(c[0], r*shift*s.w)), w, c[1+r]))
+			sums = s.columns(e, b.columns, from, sums, func(k value.Value) []value.Value {
+				if d.Reverse {
+					k = e.sub(attentionI(d.Kernel-1), k)
+				}
+				return []value.Value{e.loadV(e.at(ker, e.mulI(k, s.w)))}
+			}, e.loadV)
+			for r, x := range sums {
+				e.store(x, e.atI(to, int64(r)*s.w))
 			}
-			return next
 		})
-		for r := range n {
-			e.store(carried[1+r], e.atI(to, r*period*s.w))
-		}
-	}
-	// joint runs n columns from p on whose taps differ: each alone before and after the
-	// taps that all have.
-	joint := func(p, n int64) {
-		first, end := int64(0), d.Kernel
-		for r := range n {
-			t := s.taps[2][p+r*period]
-			first, end = max(first, t.first), min(end, t.end)
-		}
-		if first >= end {
-			first, end = d.Kernel, d.Kernel
-		}
-		for r := range n {
-			t := s.taps[2][p+r*period]
-			chain(p+r*period, attentionI(0), 1, t.first, min(first, t.end))
-		}
-		chain(p, attentionI(0), n, first, end)
-		for r := range n {
-			t := s.taps[2][p+r*period]
-			rest := t.first // the first of its taps that is not below end
-			if end > t.first {
-				rest += attentionCeil(end-t.first, step) * step
-			}
-			chain(p+r*period, attentionI(0), 1, rest, t.end)
-		}
-	}
-	segments := s.segments()
-	for i := 0; i < len(segments); {
-		g := segments[i]
-		n := g.end - g.start
-		if n > s.maxRows {
-			rows := s.heights(n, true)
-			whole := n / rows[0] * rows[0]
-			e.each(attentionI(0), attentionI(whole), rows[0], func(j value.Value) {
-				chain(g.phase+g.start*period, j, rows[0], g.taps.first, g.taps.end)
-			})
-			if whole < n {
-				chain(g.phase+(g.start+whole)*period, attentionI(0), n-whole, g.taps.first, g.taps.end)
-			}
-			i++
-			continue
-		}
-		for i++; i < len(segments) && segments[i].phase == g.phase; i++ {
-			more := segments[i].end - segments[i].start
-			if n+more > s.maxRows {
-				break
-			}
-			n += more
-		}
-		joint(g.phase+g.start*period, n)
 	}
 	return e.done()
 }
@@ -163,7 +103,7 @@ func (s *convGrouped) row() *ir.Func {
 func (s *convGrouped) emit() {
 	s.ob, s.vecs = s.w, 1
 	d := s.dim[2]
-	spreadIn := s.spread("in", s.groupIn(), d.StrideIn, d.In)
+	spreadIn := s.spread("in", s.groupIn(), s.strideIn, d.In)
 	spreadKer := s.spread("ker", s.KerOut, d.StrideKer, d.Kernel)
 	row, store := s.row(), s.runStorer()
 	ps := []*ir.Param{ir.NewParam("args", attentionPtr()), ir.NewParam("lo", types.I64), ir.NewParam("hi", types.I64), ir.NewParam("scratch", attentionPtr())}

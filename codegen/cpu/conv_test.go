@@ -30,6 +30,16 @@ func convDense(n, c, h, w, o, k, stride, pad, groups int64) *kern.Conv {
 		LenIn: n * c * h * w, LenKer: o * cg * k * k, LenOut: n * o * ho * wo}
 }
 
+// convLast is convDense, of one group, in NHWC and HWIO.
+func convLast(n, c, h, w, o, k, stride, pad int64) *kern.Conv {
+	x := convDense(n, c, h, w, o, k, stride, pad, 1)
+	y, z := &x.Spatial[0], &x.Spatial[1]
+	y.StrideIn, y.StrideKer, y.StrideOut = w*c, k*c*o, z.Out*o
+	z.StrideIn, z.StrideKer, z.StrideOut = c, c*o, o
+	x.InChannel, x.KerOut, x.KerIn, x.OutChannel = 1, 1, o, 1
+	return x
+}
+
 // convForInput is the gradient of c for its input, c having one group or being
 // depthwise: the kernel reversed, the roles of its channels exchanged, inputs dilated by
 // the stride.
@@ -97,6 +107,9 @@ func convRandom(r *rand.Rand) *kern.Conv {
 		n := func(most int64) int64 { return 1 + r.Int64N(most) }
 		c := &kern.Conv{DType: dtype.F32, Batch: n(5), InChannels: n(7), Groups: 1, BatchGroups: 1}
 		og := n(40)
+		if r.IntN(3) == 0 {
+			og = 8 * n(5) // whole registers
+		}
 		switch r.IntN(4) {
 		case 0:
 			c.Groups = n(3)
@@ -175,13 +188,9 @@ func convCases() []*kern.Conv {
 		convDense(2, 5, 10, 130, 5, 3, 1, 1, 5),
 		convDense(1, 6, 12, 141, 6, 5, 2, 2, 3),
 		convDense(2, 7, 11, 70, 3, 4, 1, 2, 1),
-		// Channels of one register, long rows: one block, several with edges, a block that is not full, many edge
-		// blocks, a prime number of channels, groups.
+		// Channels of one register, long rows, much padding, groups.
 		convDense(2, 16, 9, 32, 16, 3, 1, 1, 1),
-		convDense(1, 5, 6, 200, 12, 5, 1, 2, 1),
-		convDense(2, 3, 4, 61, 16, 3, 1, 1, 1),
 		convDense(1, 2, 3, 400, 15, 3, 1, 150, 1),
-		convDense(1, 4, 5, 64, 13, 3, 1, 1, 1),
 		convDense(1, 6, 7, 131, 30, 3, 2, 1, 3),
 	}
 	for _, c := range []*kern.Conv{convDense(2, 16, 6, 35, 16, 3, 1, 1, 1), convDense(2, 5, 15, 16, 18, 3, 2, 1, 1), convDense(3, 20, 12, 12, 35, 3, 1, 1, 1), convDense(1, 2, 60, 60, 3, 4, 2, 1, 1)} {
@@ -191,6 +200,28 @@ func convCases() []*kern.Conv {
 		cut := convForKernel(c)
 		cut.Segment = (cut.InChannels + 1) / 2
 		cs = append(cs, convForInput(c), cut)
+	}
+	// Channels last: of one register and of two, in the result itself or not, in a kernel that is packed, turned, or read
+	// where it lies; gradients for the kernel in two chains.
+	for _, c := range []*kern.Conv{convLast(2, 4, 9, 32, 16, 3, 1, 1), convLast(3, 16, 7, 11, 32, 3, 2, 1), convLast(3, 3, 5, 40, 20, 4, 1, 2)} {
+		dw := convForKernel(c)
+		dw.Segment = (dw.InChannels + 1) / 2
+		cs = append(cs, c, convForInput(c), dw)
+	}
+	turned := convLast(1, 16, 3, 9, 16, 2, 1, 0)
+	turned.Spatial[0].Reverse, turned.Spatial[1].Reverse = true, true
+	cs = append(cs, turned)
+	// Large kernels of channels last, cut along rows: read where they lie, and packed.
+	cs = append(cs, convLast(1, 2, 47, 60, 16, 45, 1, 0), convLast(1, 2, 56, 48, 16, 45, 1, 0))
+	// Long kernels whose taps differ from column to column; many columns between dilated inputs.
+	for _, x := range []struct{ in, kernel, out, stride, inDilation, kernelDilation, pad int64 }{
+		{40, 60, 20, 1, 2, 1, 30}, {50, 41, 19, 3, 4, 3, 25}, {30, 40, 50, 1, 1, 1, 35}, {3000, 4, 4500, 2, 3, 1, 2},
+	} {
+		cs = append(cs, &kern.Conv{DType: dtype.F32, Batch: 1, Channels: 9, InChannels: 2, Groups: 1, BatchGroups: 1, Segment: 2,
+			InBatch: 2 * x.in, InChannel: x.in, KerOut: 2 * x.kernel, KerIn: x.kernel, OutBatch: 9 * x.out, OutChannel: x.out,
+			LenIn: 2 * x.in, LenKer: 18 * x.kernel, LenOut: 9 * x.out,
+			Spatial: []kern.ConvDim{{In: x.in, Kernel: x.kernel, Out: x.out, Stride: x.stride, InDilation: x.inDilation, KernelDilation: x.kernelDilation,
+				PadLo: x.pad, StrideIn: 1, StrideKer: 1, StrideOut: 1}}})
 	}
 	narrow := convDense(2, 7, 6, 40, 2, 3, 1, 1, 1)
 	narrow.Segment = 3

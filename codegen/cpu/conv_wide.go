@@ -14,15 +14,12 @@ import (
 // lanes empty. Then lanes are neighbouring output columns instead, and the rows of a
 // micro-tile the channels. Nothing is packed. A column whose tap does not exist keeps its
 // accumulator by a mask; only blocks of columns at the edges pay for that.
-// The same form serves where the channels of a group fill one register only and rows are long: there it
-// takes a weight from memory for several registers of columns, not for one of channels.
-// A tile is (group, image, block of output rows, block of channels).
+// A tile is (group, image, block of output rows).
 
 // convWide is such a convolution.
 type convWide struct {
 	*convGen
 	regs int64 // registers of columns in a block
-	outs int64 // channels of a tile
 	rows int64 // output rows of a tile
 }
 
@@ -30,29 +27,17 @@ type convWide struct {
 // whether it can be.
 func (g *convGen) wide() (*convWide, bool) {
 	d := g.dim[2]
-	if g.og > g.w || d.Out < 2*g.og || d.InDilation != 1 || d.Stride > 2 || d.Kernel > 8 || d.StrideIn != 1 || d.StrideOut != 1 {
+	if g.og > g.w/2 || d.Out < 2*g.og || d.InDilation != 1 || d.Stride > 2 || d.Kernel > 8 || d.StrideIn != 1 || d.StrideOut != 1 {
 		return nil, false
 	}
-	s := &convWide{convGen: g, regs: min(max(2, g.w/g.og), 4, attentionCeil(d.Out, g.w)), outs: g.og}
-	if g.og > g.w/2 {
-		if s.regs = min(4, attentionCeil(d.Out, g.w)); s.regs < 2 || attentionCeil(d.Out, s.regs*g.w)*s.regs*g.w > d.Out*5/4 {
-			return nil, false
-		}
-		most := int64(16) // accumulators
-		if g.t == V3 {
-			most = 8
-		}
-		for s.outs*s.regs > most || g.og%s.outs != 0 {
-			s.outs--
-		}
-	}
-	work := d.Out * g.kernelTaps() * g.InChannels * s.outs // of an output row
+	s := &convWide{convGen: g, regs: min(max(2, g.w/g.og), 4, attentionCeil(d.Out, g.w))}
+	work := d.Out * g.kernelTaps() * g.InChannels * s.og // of an output row
 	s.rows = min(g.dim[0].Out*g.dim[1].Out, attentionCeil(1<<16, work))
 	return s, true
 }
 
 func (s *convWide) tiles() int64 {
-	return s.Groups * s.BatchGroups * s.Batch * attentionCeil(s.dim[0].Out*s.dim[1].Out, s.rows) * (s.og / s.outs)
+	return s.Groups * s.BatchGroups * s.Batch * attentionCeil(s.dim[0].Out*s.dim[1].Out, s.rows)
 }
 
 // inner is the range of blocks of columns in which every tap exists for every lane,
@@ -113,7 +98,7 @@ func (s *convWide) block(masked bool, at int64) *ir.Func {
 			lanes[k] = append(lanes[k], l)
 		}
 	}
-	zeros := make([]value.Value, s.outs*s.regs)
+	zeros := make([]value.Value, s.og*s.regs)
 	for i := range zeros {
 		zeros[i] = constant.NewZeroInitializer(e.vec(types.Float))
 	}
@@ -132,14 +117,14 @@ func (s *convWide) block(masked bool, at int64) *ir.Func {
 	taps := func(in, ker value.Value, acc []value.Value) []value.Value {
 		for k := range d.Kernel {
 			var weight []value.Value
-			for o := range s.outs {
+			for o := range s.og {
 				weight = append(weight, e.splat(e.load(e.atI(ker, o*s.KerOut+reach(2, d.Reverse, k))), e.w))
 			}
 			next := make([]value.Value, len(acc))
 			for v := range s.regs {
 				l := lanes[k][v]
 				x := s.load(e, e.atI(in, l.at), l)
-				for o := range s.outs {
+				for o := range s.og {
 					i := o*s.regs + v
 					next[i] = e.fma(x, weight[o], acc[i])
 					if masked {
@@ -185,7 +170,7 @@ func (s *convWide) block(masked bool, at int64) *ir.Func {
 			return out
 		})
 	}
-	for o := range s.outs {
+	for o := range s.og {
 		for v := range s.regs {
 			p := e.at(e.atI(ps[2], o*s.OutChannel+v*s.w), w)
 			x := acc[o*s.regs+v]
@@ -289,14 +274,12 @@ func (s *convWide) emit() {
 	}
 	all := s.dim[0].Out * s.dim[1].Out
 	e.each(ps[1], ps[2], 1, func(tile value.Value) {
-		parts, blocks := s.og/s.outs, attentionCeil(all, s.rows)
-		part := e.mulI(e.remI(tile, parts), s.outs)
-		tile = e.divI(tile, parts)
+		blocks := attentionCeil(all, s.rows)
 		q0 := e.mulI(e.remI(tile, blocks), s.rows)
 		q1 := e.min(e.addI(q0, s.rows), attentionI(all))
 		tile = e.divI(tile, blocks)
 		n, group := e.remI(tile, s.Batch), e.divI(tile, s.Batch)
-		o := e.add(e.mulI(group, s.og), part)
+		o := e.mulI(group, s.og)
 		in := e.at(arg[0], e.addI(e.add(e.mulI(n, s.InBatch), e.mulI(group, s.groupIn())), -s.dim[2].PadLo))
 		ker := e.at(arg[1], e.mulI(o, s.KerOut))
 		out := e.at(arg[2], e.add(e.mulI(n, s.OutBatch), e.mulI(o, s.OutChannel)))
