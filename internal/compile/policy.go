@@ -119,10 +119,8 @@ func (p *planning) outcome(v *variant, pr *remat.Problem, plan *planner.Plan, wh
 			}
 		}
 	}
-	runs := map[int]int{}
 	for _, s := range v.sites {
-		runs[s.Value]++
-		out.Again = out.Again || runs[s.Value] > 1
+		out.Again = out.Again || whole.Forward[whole.at[s.Producer]] && whole.backed[whole.index[s.Value]]
 	}
 	return out
 }

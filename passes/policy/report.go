@@ -96,7 +96,7 @@ type Outcome struct {
 	// Kept are the bytes that are kept for the backward part, by value: of the value itself, or of row
 	// statistics with which its readers compute it.
 	Kept  []int64
-	Again bool // something is computed more than once
+	Again bool // something is computed again, as an op or by a reader, for the backward part
 }
 
 // OutcomeOf is what a plan makes of the values of its own problem.
