@@ -23,6 +23,7 @@ type Options struct {
 	Layout    bool    // give offsets, and make the arena fit the budget as well
 	Align     int64   // alignment of offsets if Layout; 0 is 1
 	Known     *Known  // what searches of the same problem share; nil: nothing
+	Start     []int   // an order of op instances to begin with, as in Plan.Order; where it breaks a rule or the budget it is not used
 	Progress  func(Progress)
 	Checked   func(time.Duration) // is told how long each check of a plan took, also from several goroutines at once
 }
@@ -339,6 +340,7 @@ func (s *search) attempt() {
 	if s.done() {
 		return
 	}
+	s.offer(s.m.nodes(s.opt.Start), "start")
 	for _, o := range s.orders {
 		for _, v := range greedyVariants {
 			if s.best != nil && (s.stopped() || (s.steps >= s.allowance()/8 && !v.online)) {
@@ -391,6 +393,20 @@ func (s *search) attempt() {
 			s.anneal()
 		}
 	}
+}
+
+// nodes is an order of op instances as the solvers see it, nil where there is none.
+func (m *model) nodes(order []int) []int32 {
+	var seq []int32
+	for _, i := range order {
+		if i < 0 || i >= len(m.nodeOf) {
+			return nil
+		}
+		if x := m.nodeOf[i]; x >= 0 { // views come of themselves
+			seq = append(seq, x)
+		}
+	}
+	return seq
 }
 
 // chain offers the best plan of the dynamic programme, if the problem is a

@@ -170,7 +170,7 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 	case opt.Budget.Min:
 		limit = least.arena
 		chosen = least
-		if found, _, err := pl.within(limit); err != nil {
+		if found, _, err := pl.within(limit, least); err != nil {
 			return nil, err
 		} else if found != nil {
 			if found.variant == least.variant {
@@ -181,7 +181,7 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 			}
 		}
 	case limit > 0 && (limit < all.arena || restricted):
-		found, inf, err := pl.within(limit)
+		found, inf, err := pl.within(limit, nil)
 		if err != nil {
 			return nil, err
 		}

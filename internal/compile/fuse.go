@@ -172,20 +172,20 @@ func picks(count, n int) []int {
 
 // within is the cheapest program found whose arena is at most budget bytes; nil, with the planner's reasons
 // for the program with nothing fused, where there is none. Variants are first planned with little work,
-// which tells them apart, then the best with all of it, and the one with nothing fused unless it is
-// proven that it can't be cheaper.
-func (p *planning) within(budget int64) (*planned, *planner.InfeasibleError, error) {
+// which tells them apart. What is fused in the best is then refined and planned with all of it, and so is the one with
+// nothing fused unless it is proven that it can't be cheaper. known is a program that is found anyway, or nil.
+func (p *planning) within(budget int64, known *planned) (*planned, *planner.InfeasibleError, error) {
 	vs, err := p.chain()
 	if err != nil {
 		return nil, nil, err
 	}
 	if len(vs) == 1 {
-		return p.withinOf(vs[0], budget)
+		return p.withinOf(vs[0], budget, nil)
 	}
 	var best *planned
 	var why *planner.InfeasibleError
-	try := func(p *planning, v *variant) (*planned, error) {
-		out, inf, err := p.withinOf(v, budget)
+	try := func(p *planning, v *variant, start []int) (*planned, error) {
+		out, inf, err := p.withinOf(v, budget, start)
 		if v == vs[0] && inf != nil {
 			why = inf
 		}
@@ -194,17 +194,13 @@ func (p *planning) within(budget int64) (*planned, *planner.InfeasibleError, err
 		}
 		return out, err
 	}
-	scout := *p
-	if scout.opt.TimeLimit = 0; scout.opt.Steps == 0 {
-		scout.opt.Steps = planSteps
-	}
-	scout.opt.Steps /= scoutShare
+	scout := p.scout()
 	floor := int64(0) // no program with nothing fused is cheaper
 	for k, i := range picks(len(vs), maxVariants) {
 		if k == 3 && best == nil {
 			break // the others would hardly fit either
 		}
-		out, err := try(&scout, vs[i])
+		out, err := try(scout, vs[i], nil)
 		switch {
 		case err != nil:
 			return nil, nil, err
@@ -214,41 +210,100 @@ func (p *planning) within(budget int64) (*planned, *planner.InfeasibleError, err
 			floor = out.plan.LowerBound
 		}
 	}
-	again := []*variant{vs[len(vs)-1], vs[len(vs)/2]} // where none was found
-	if best != nil {
-		again = []*variant{best.variant}
+	if known != nil && known.arena <= budget && !slices.Contains(vs, known.variant) {
+		if _, err := try(scout, known.variant, known.plan.Order); err != nil {
+			return nil, nil, err
+		}
 	}
-	if best == nil || best.plan.Cost > floor && best.variant != vs[0] {
-		again = append(again, vs[0])
+	type attempt struct {
+		v     *variant
+		start []int
 	}
-	for _, v := range again {
-		out, err := try(p, v)
+	var again []attempt
+	whole := true
+	if best == nil {
+		again = []attempt{{v: vs[len(vs)-1]}, {v: vs[len(vs)/2]}}
+	} else {
+		v, order, err := p.refined(best, cheaper(budget))
 		if err != nil {
 			return nil, nil, err
 		}
-		if out != nil && best.variant == v && best.plan.LowerBound < out.plan.LowerBound {
+		again = []attempt{{v, order}}
+		whole = best.plan.Cost > floor && v != vs[0]
+	}
+	if whole {
+		again = append(again, attempt{v: vs[0]})
+	}
+	for _, a := range again {
+		out, err := try(p, a.v, a.start)
+		if err != nil {
+			return nil, nil, err
+		}
+		if out != nil && best.variant == a.v && best.plan.LowerBound < out.plan.LowerBound {
 			setBound(best.plan, out.plan.LowerBound, out.plan.Proof)
 		}
 	}
 	return best, why, nil
 }
 
+// scout is the planning with little work.
+func (p *planning) scout() *planning {
+	q := *p
+	if q.opt.TimeLimit = 0; q.opt.Steps == 0 {
+		q.opt.Steps = planSteps
+	}
+	q.opt.Steps /= scoutShare
+	return &q
+}
+
 // smallest is the program of the smallest arena that was found.
 func (p *planning) smallest() (*planned, error) {
+	if p.least != nil {
+		return p.least, nil
+	}
 	vs, err := p.chain()
 	if err != nil {
 		return nil, err
 	}
 	var best *planned
+	offer := func(out *planned) {
+		if best == nil || out.arena < best.arena || out.arena == best.arena && out.plan.Cost < best.plan.Cost {
+			best = out
+		}
+	}
 	for _, i := range picks(len(vs), minVariants) {
 		out, err := p.smallestOf(vs[i])
 		if err != nil {
 			return nil, err
 		}
-		if best == nil || out.arena < best.arena || out.arena == best.arena && out.plan.Cost < best.plan.Cost {
-			best = out
+		offer(out)
+	}
+	v, order, err := p.refined(best, smaller)
+	if err != nil {
+		return nil, err
+	}
+	if v != best.variant {
+		out, err := p.smallestOf(v)
+		if err != nil {
+			return nil, err
+		}
+		offer(out)
+		pr, err := p.stated(v)
+		if err != nil {
+			return nil, err
+		}
+		is, err := planner.Check(pr.Problem.Problem, &planner.Plan{Order: order}, -1)
+		if err != nil {
+			return nil, err
+		}
+		if out, _, err = p.scout().withinOf(v, is.PeakBytes, order); err != nil {
+			return nil, err
+		}
+		if out != nil { // without holes in its layout
+			offer(out)
 		}
 	}
+	p.least = best
 	return best, nil
 }
 

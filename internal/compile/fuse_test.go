@@ -42,9 +42,9 @@ func TestFusing(t *testing.T) {
 			better := 0
 			for k := range int64(3) {
 				b := least.arena + (all.arena-least.arena)*k/3
-				plain, _, err := pl.withinOf(pl.whole, b)
+				plain, _, err := pl.withinOf(pl.whole, b, nil)
 				require.NoError(t, err)
-				p, _, err := pl.within(b)
+				p, _, err := pl.within(b, nil)
 				require.NoError(t, err)
 				if plain == nil {
 					continue

@@ -54,9 +54,9 @@ func TestFusingUnderPolicy(t *testing.T) {
 				all, err := pl.saveAll()
 				require.NoError(t, err)
 				limit := int64(float64(all.arena) * c.percent / 100)
-				plain, _, err = pl.withinOf(pl.whole, limit)
+				plain, _, err = pl.withinOf(pl.whole, limit, nil)
 				require.NoError(t, err)
-				out, _, err = pl.within(limit)
+				out, _, err = pl.within(limit, nil)
 				require.NoError(t, err)
 				require.LessOrEqual(t, out.arena, limit)
 			}

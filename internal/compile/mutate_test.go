@@ -56,7 +56,7 @@ func NewMutable(m *frontend.Model, share float64, fused bool) (*Mutable, error) 
 	if err != nil {
 		return nil, err
 	}
-	found, _, err := pl.withinOf(v, least.arena+int64(share*float64(all.arena-least.arena)))
+	found, _, err := pl.withinOf(v, least.arena+int64(share*float64(all.arena-least.arena)), nil)
 	if err != nil {
 		return nil, err
 	}

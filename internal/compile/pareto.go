@@ -59,7 +59,7 @@ func Pareto(ctx context.Context, m *frontend.Model, opt Options, n int) (*Curve,
 		if n > 1 {
 			b += (all.arena - least.arena) * k / int64(n-1)
 		}
-		p, _, err := pl.within(b)
+		p, _, err := pl.within(b, least)
 		if err != nil {
 			return nil, err
 		}

@@ -56,6 +56,7 @@ type planning struct {
 	whole    *variant    // nothing fused
 	variants []*variant  // whole, then ever more; nil: not found yet
 	obeyed   *planned    // by the policy alone; nil: not found yet
+	least    *planned    // of the smallest arena; nil: not found yet
 }
 
 // stated is a planning problem with what the policy said of it.
@@ -211,14 +212,14 @@ func (p *planning) smallestOf(v *variant) (*planned, error) {
 const maxReplans = 12
 
 // withinOf is the cheapest program found of a variant whose arena is at most budget bytes; nil, with the
-// planner's reasons, where there is none.
-func (p *planning) withinOf(v *variant, budget int64) (*planned, *planner.InfeasibleError, error) {
+// planner's reasons, where there is none. The search begins with start, the order of a plan, if that is not nil.
+func (p *planning) withinOf(v *variant, budget int64, start []int) (*planned, *planner.InfeasibleError, error) {
 	pr, err := p.stated(v)
 	if err != nil {
 		return nil, nil, err
 	}
 	opt := p.opt
-	opt.Budget, opt.Known = budget, &v.least
+	opt.Budget, opt.Known, opt.Start = budget, &v.least, start
 	var first *planner.Plan // its bound is about budget, those of later ones are about less
 	for range maxReplans {
 		plan, err := planner.Solve(p.ctx, pr.Problem.Problem, opt)

@@ -152,7 +152,7 @@ func (p *planning) free() *planning {
 		return p
 	}
 	q := *p
-	q.policy, q.whole, q.variants, q.obeyed = nil, &variant{ops: p.known(p.whole)}, nil, nil
+	q.policy, q.whole, q.variants, q.obeyed, q.least = nil, &variant{ops: p.known(p.whole)}, nil, nil, nil
 	return &q
 }
 
@@ -279,7 +279,7 @@ func ComparePolicy(ctx context.Context, m *frontend.Model, opt Options) (*Compar
 		return nil, err
 	}
 	ours := pl.free()
-	same, _, err := ours.within(under.arena)
+	same, _, err := ours.within(under.arena, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -299,7 +299,7 @@ func ComparePolicy(ctx context.Context, m *frontend.Model, opt Options) (*Compar
 		if mid <= least.arena || mid >= hi {
 			break
 		}
-		p, _, err := ours.within(mid)
+		p, _, err := ours.within(mid, least)
 		if err != nil {
 			return nil, err
 		}

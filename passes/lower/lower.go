@@ -264,13 +264,17 @@ func (p *program) lower() (*Lowered, error) {
 		return p.lowerMap()
 	case RowReduce(reduces[0]):
 		return p.lowerRows(reduces[0].In(0).Shape, reduces[0].Out(0).Rank(), reduces)
-	case len(reduces) == 1 && len(p.outs) == 1 && p.outs[0] == reduces[0].Results[0]:
-		if n, rows := reducedLen(reduces[0]), reduces[0].Out(0).Len(); trailing(reduces[0]) && rows < rowsEnough && n > 0 {
-			return p.lowerLong(reduces[0])
-		}
-		return p.lowerColumns(reduces[0])
+	case !p.onlyResults(reduces):
+		return nil, fmt.Errorf("BUG: reductions over leading axes must be the only results")
+	case len(reduces) == 1 && trailing(reduces[0]) && reduces[0].Out(0).Len() < rowsEnough && reducedLen(reduces[0]) > 0:
+		return p.lowerLong(reduces[0])
 	}
-	return nil, fmt.Errorf("BUG: a reduction over leading axes must be the only result")
+	return p.lowerColumns(reduces)
+}
+
+// onlyResults: what the program yields are the results of the given ops, each of them once.
+func (p *program) onlyResults(list []*ir.Op) bool {
+	return len(p.outs) == len(list) && !slices.ContainsFunc(list, func(o *ir.Op) bool { return !slices.Contains(p.outs, o.Results[0]) })
 }
 
 // rowResults: the program has results of a full shape and of its rows, rank leading dimensions.

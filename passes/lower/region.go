@@ -2,6 +2,7 @@ package lower
 
 import (
 	"fmt"
+	"slices"
 
 	"reprise/ir"
 	"reprise/ir/dtype"
@@ -418,18 +419,18 @@ func (p *program) lowerLong(red *ir.Op) (*Lowered, error) {
 	bd.emit(work.Set(tile, kern.Get(v)))
 	bd.b.Do(bd.pop()...)
 	l := &Lowered{Launches: []Launch{{Kern: bd.b.K, Args: bd.args}}, Workspaces: []int64{rows * chunks * t.Size()}}
-	l.Launches = append(l.Launches, joinChunks(red, rows, chunks, chunks, 1))
+	l.Launches = append(l.Launches, joinChunks(red, rows, chunks, chunks, 1, 0, 0))
 	return l, nil
 }
 
-// joinChunks joins, for each of n results, chunk results in order: that of result i and
-// chunk j is element i·stride + j·step of the workspace.
-func joinChunks(red *ir.Op, n, chunks, stride, step int64) Launch {
+// joinChunks joins, for each of n elements of result out, chunk results in order: that of element i and
+// chunk j is element i·stride + j·step of workspace ws.
+func joinChunks(red *ir.Op, n, chunks, stride, step int64, ws, out int) Launch {
 	t := carried(red.In(0).DType)
 	const perTile = 4096
 	b := kern.NewBuilder("join", max(1, ceilDiv(n, perTile)))
 	work := b.In("work", t, n*chunks)
-	out := b.Out("out", red.Out(0).DType, n)
+	to := b.Out("out", red.Out(0).DType, n)
 	base := kern.Mul(b.TileIndex(), kern.I64(perTile))
 	i, j, acc := kern.NewVar("i", dtype.I64), kern.NewVar("j", dtype.I64), kern.NewVar("acc", t)
 	at := kern.Add(base, kern.Get(i))
@@ -437,8 +438,8 @@ func joinChunks(red *ir.Op, n, chunks, stride, step int64) Launch {
 		kern.Let(acc, identity(redKind(red), t)),
 		kern.Range(j, kern.I64(chunks), kern.Let(acc, join(redKind(red), kern.Get(acc),
 			work.At(kern.Add(kern.Mul(at, kern.I64(stride)), kern.Mul(kern.Get(j), kern.I64(step))))))),
-		out.Set(at, narrow(kern.Get(acc), red.Out(0).DType))))
-	return Launch{Kern: b.K, Args: []Ref{{Workspace, 0}, {Result, 0}}}
+		to.Set(at, narrow(kern.Get(acc), red.Out(0).DType))))
+	return Launch{Kern: b.K, Args: []Ref{{Workspace, ws}, {Result, out}}}
 }
 
 // columnBytes is what the partials of a tile of a column reduction may take: they then stay in the
@@ -446,13 +447,22 @@ func joinChunks(red *ir.Op, n, chunks, stride, step int64) Launch {
 const columnBytes = 32 << 10
 
 // lowerColumns reduces over dimensions that are not the trailing ones: lanes are results,
-// and a tile adds one chunk of the reduced elements of a block of results into 64 partials each.
-func (p *program) lowerColumns(red *ir.Op) (*Lowered, error) {
+// and a tile adds one chunk of the reduced elements of a block of results into 64 partials each. Several reductions of the
+// same shape over the same dimensions share the sweep, and with it what they read; each has partials of its own, so that
+// the order of its arithmetic is what it is alone.
+func (p *program) lowerColumns(reds []*ir.Op) (*Lowered, error) {
+	red := reds[0]
 	n, kept := reducedLen(red), red.Out(0).Len()
 	chunk := ops.ReduceChunk(n)
 	chunks := max(1, ceilDiv(n, chunk))
-	t := carried(red.In(0).DType)
-	width := min(columnBytes/(kern.Lanes*t.Size())/kern.Lanes*kern.Lanes, ceilDiv(max(kept, 1), kern.Lanes)*kern.Lanes)
+	var bytes int64 // of the partials of one result
+	for _, r := range reds {
+		if !sameShape(r.In(0).Shape, red.In(0).Shape) || !slices.Equal(r.Attrs.Ints("axes"), red.Attrs.Ints("axes")) {
+			return nil, fmt.Errorf("BUG: reductions over different columns in one program")
+		}
+		bytes += carried(r.In(0).DType).Size()
+	}
+	width := max(kern.Lanes, min(columnBytes/(kern.Lanes*bytes)/kern.Lanes*kern.Lanes, ceilDiv(max(kept, 1), kern.Lanes)*kern.Lanes))
 	blocks := ceilDiv(max(kept, 1), width)
 	bd := newBody(p, p.name, blocks*chunks)
 	tile := kern.Get(bd.b.K.Tile)
@@ -462,20 +472,31 @@ func (p *program) lowerColumns(red *ir.Op) (*Lowered, error) {
 	}
 	col0 := kern.Mul(block, kern.I64(width))
 	w := kern.Min(kern.I64(width), kern.Sub(kern.I64(kept), col0))
-	partials := kern.NewLocal("partials", t, kern.Lanes*width)
-	kind := redKind(red)
+	partials := make([]*kern.Local, len(reds))
+	for k, r := range reds {
+		partials[k] = kern.NewLocal("partials", carried(r.In(0).DType), kern.Lanes*width)
+	}
 	lane := func(body func(c *kern.Expr) []kern.Stmt) kern.Stmt {
 		c := kern.NewVar("c", dtype.I64)
 		bd.push(c)
 		stmts := body(kern.Get(c))
 		return kern.Lane(c, w, append(bd.pop(), stmts...)...)
 	}
+	each := func(stmt func(k int, r *ir.Op) kern.Stmt) []kern.Stmt {
+		stmts := make([]kern.Stmt, len(reds))
+		for k, r := range reds {
+			stmts[k] = stmt(k, r)
+		}
+		return stmts
+	}
 	at := func(row *kern.Expr, c *kern.Expr) *kern.Expr {
 		return kern.Add(kern.Mul(row, kern.I64(width)), c)
 	}
 	q := kern.NewVar("q", dtype.I64)
 	bd.emit(kern.Range(q, kern.I64(kern.Lanes), lane(func(c *kern.Expr) []kern.Stmt {
-		return []kern.Stmt{partials.Set(at(kern.Get(q), c), identity(kind, t))}
+		return each(func(k int, r *ir.Op) kern.Stmt {
+			return partials[k].Set(at(kern.Get(q), c), identity(redKind(r), carried(r.In(0).DType)))
+		})
 	})))
 	i := kern.NewVar("i", dtype.I64)
 	base := kern.Mul(part, kern.I64(chunk))
@@ -489,8 +510,14 @@ func (p *program) lowerColumns(red *ir.Op) (*Lowered, error) {
 			}
 			redIdx := bd.unflatten(kern.Add(base, kern.Get(i)), redShape)
 			slot := at(kern.And(kern.Get(i), kern.I64(kern.Lanes-1)), c)
-			x := bd.value(red.Operands[0], interleave(red, outIdx, redIdx))
-			return []kern.Stmt{partials.Set(slot, join(kind, partials.At(slot), x))}
+			idx := interleave(red, outIdx, redIdx)
+			xs := make([]*kern.Expr, len(reds))
+			for k, r := range reds {
+				xs[k] = bd.value(r.Operands[0], idx)
+			}
+			return each(func(k int, r *ir.Op) kern.Stmt {
+				return partials[k].Set(slot, join(redKind(r), partials[k].At(slot), xs[k]))
+			})
 		})
 		bd.emit(s)
 		bd.emit(kern.Range(i, kern.Min(kern.I64(chunk), kern.Sub(kern.I64(n), base)), bd.pop()...))
@@ -499,26 +526,45 @@ func (p *program) lowerColumns(red *ir.Op) (*Lowered, error) {
 		h := kern.NewVar("h", dtype.I64)
 		bd.emit(kern.Range(h, kern.I64(half), lane(func(c *kern.Expr) []kern.Stmt {
 			a, b := at(kern.Get(h), c), at(kern.Add(kern.Get(h), kern.I64(half)), c)
-			return []kern.Stmt{partials.Set(a, join(kind, partials.At(a), partials.At(b)))}
+			return each(func(k int, r *ir.Op) kern.Stmt {
+				return partials[k].Set(a, join(redKind(r), partials[k].At(a), partials[k].At(b)))
+			})
 		})))
 	}
 	l := &Lowered{}
+	outs := make([]int, len(reds)) // by reduction: its result
+	for k, r := range reds {
+		outs[k] = slices.Index(p.outs, r.Results[0])
+	}
 	if chunks == 1 {
-		out := bd.result(0, red.Out(0))
+		bufs := make([]kern.Buf, len(reds))
+		for k, r := range reds {
+			bufs[k] = bd.result(outs[k], r.Out(0))
+		}
 		bd.emit(lane(func(c *kern.Expr) []kern.Stmt {
-			return []kern.Stmt{out.Set(kern.Add(col0, c), narrow(partials.At(c), red.Out(0).DType))}
+			return each(func(k int, r *ir.Op) kern.Stmt {
+				return bufs[k].Set(kern.Add(col0, c), narrow(partials[k].At(c), r.Out(0).DType))
+			})
 		}))
 	} else {
-		work := bd.workspace(0, t, kept*chunks)
+		works := make([]kern.Buf, len(reds))
+		for k, r := range reds {
+			t := carried(r.In(0).DType)
+			works[k] = bd.workspace(k, t, kept*chunks)
+			l.Workspaces = append(l.Workspaces, kept*chunks*t.Size())
+		}
 		bd.emit(lane(func(c *kern.Expr) []kern.Stmt {
-			return []kern.Stmt{work.Set(kern.Add(kern.Mul(part, kern.I64(kept)), kern.Add(col0, c)), partials.At(c))}
+			return each(func(k int, r *ir.Op) kern.Stmt {
+				return works[k].Set(kern.Add(kern.Mul(part, kern.I64(kept)), kern.Add(col0, c)), partials[k].At(c))
+			})
 		}))
-		l.Workspaces = []int64{kept * chunks * t.Size()}
 	}
 	bd.b.Do(bd.pop()...)
 	l.Launches = []Launch{{Kern: bd.b.K, Args: bd.args}}
 	if chunks > 1 {
-		l.Launches = append(l.Launches, joinChunks(red, kept, chunks, 1, kept))
+		for k, r := range reds {
+			l.Launches = append(l.Launches, joinChunks(r, kept, chunks, 1, kept, k, outs[k]))
+		}
 	}
 	return l, nil
 }
