@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -205,4 +206,23 @@ func TestPolicyFromFile(t *testing.T) {
 	require.NoError(t, err)
 	_, err = compile.Plan(context.Background(), load(t, small()[1], true), compile.Options{NoMinimum: true, PlanSteps: sweepSteps, Policy: p})
 	require.EqualError(t, err, file+":4: rule \"must save op=attentoin\" matches nothing: no op \"attentoin\"\n  hint: did you mean attention?")
+}
+
+// TestRegionBudgetInPlan: within a budget, a bound on what is kept of a region is the planner's to use: one that its
+// plan keeps costs nothing, and a tighter one is kept to the byte.
+func TestRegionBudgetInPlan(t *testing.T) {
+	at := func(n int64) *compile.Report {
+		line := fmt.Sprintf("budget layer=layers.0 %d", n)
+		return &plan(t, small()[1], true, compile.Options{Budget: compile.Budget{Percent: 90}, Policy: rules(t, "", line)}).Report
+	}
+	wide := at(1 << 40)
+	kept := wide.Policy.Rules[0].KeptBytes
+	require.Positive(t, kept)
+	just := at(kept)
+	require.Equal(t, kept, just.Policy.Rules[0].KeptBytes)
+	require.Equal(t, wide.CostNs, just.CostNs, "a bound that is kept anyway costs something")
+	tight := at(kept / 2)
+	require.LessOrEqual(t, tight.Policy.Rules[0].KeptBytes, kept/2)
+	require.Less(t, wide.CostNs, tight.CostNs)
+	require.Contains(t, tight.Policy.Rules[0].First[0], "layers.0")
 }

@@ -489,14 +489,14 @@ func (p *Policy) limit(x *context, line map[string]*RuleReport, rep *Report, opt
 		r := line[u.Where.String()]
 		all, pinned := x.keepable(func(*candidate) bool { return true })
 		limit := pinned + int64(u.base.share*float64(all-pinned))
-		if err := x.within(limit, func(*candidate) bool { return true }, u.Where, r, rep); err != nil {
+		if err := p.within(x, limit, func(*candidate) bool { return true }, u.Where, r, rep); err != nil {
 			return err
 		}
 	}
 	for i := range p.budgets {
 		b := &p.budgets[i]
 		in := func(c *candidate) bool { return c.inLayer(b.Layer) }
-		if err := x.within(b.Bytes, in, b.Where, line[b.Where.String()], rep); err != nil {
+		if err := p.within(x, b.Bytes, in, b.Where, line[b.Where.String()], rep); err != nil {
 			return err
 		}
 	}
@@ -519,8 +519,15 @@ func (x *context) keepable(in func(*candidate) bool) (all, pinned int64) {
 	return all, pinned
 }
 
-func (x *context) within(limit int64, in func(*candidate) bool, where Where, r *RuleReport, rep *Report) error {
+// within carries out one bound: see limit.
+func (p *Policy) within(x *context, limit int64, in func(*candidate) bool, where Where, r *RuleReport, rep *Report) error {
 	pr := x.problem.Problem
+	r.bound = &bound{limit: limit}
+	for _, c := range x.cands {
+		if in(c) && !c.result {
+			r.bound.values = append(r.bound.values, c.value)
+		}
+	}
 	all, pinned := x.keepable(in)
 	if pinned > limit {
 		var who []string
@@ -535,6 +542,9 @@ func (x *context) within(limit int64, in func(*candidate) bool, where Where, r *
 		}
 		return bad(where, "%d bytes can't be met: what no policy may give up there takes %d: %s", limit, pinned, strings.Join(who, ", ")).
 			WithHint("give at least %d bytes", pinned)
+	}
+	if p.open {
+		return nil
 	}
 	if all <= limit {
 		r.KeptBytes = all

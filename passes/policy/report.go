@@ -36,9 +36,16 @@ type RuleReport struct {
 	Notes      []string `json:"notes,omitempty"`
 
 	values []int
+	bound  *bound         // of a line that bounds what is kept
 	inside int            // values that a while, if or case makes
 	held   map[string]int // reason: how many values it keeps from being recomputed
 	holds  []string       // the reasons, in order
+}
+
+// bound is what may be kept of some values for the backward part, and what is.
+type bound struct {
+	values      []int
+	limit, kept int64
 }
 
 const maxFirst = 4
@@ -64,6 +71,19 @@ func (r *RuleReport) hold(c *candidate, why string) {
 		r.holds = append(r.holds, why)
 	}
 	r.held[why]++
+}
+
+// Within is an error where a plan keeps more than a line allows, in the bytes that a finished report counts.
+func (r *Report) Within() error {
+	if r == nil {
+		return nil
+	}
+	for _, rule := range r.Rules {
+		if b := rule.bound; b != nil && b.kept > b.limit {
+			return fmt.Errorf("%s:%d: %s: the plan keeps %d bytes of these values, %d are allowed", rule.File, rule.Line, rule.Text, b.kept, b.limit)
+		}
+	}
+	return nil
 }
 
 // Active reports whether the policy had a say: whether the program has a backward part.
@@ -150,8 +170,14 @@ func (r *Report) finish(pr *remat.Problem, out Outcome) {
 			}
 		}
 		rule.FreedBytes = freed
-		if !rule.budget() {
-			rule.KeptBytes = kept
+		rule.KeptBytes = kept
+		if rule.bound != nil {
+			b := *rule.bound
+			b.kept = 0
+			for _, v := range b.values {
+				b.kept += now[v]
+			}
+			rule.bound, rule.KeptBytes = &b, b.kept
 		}
 		if freed > 0 {
 			if n, who := instead(pr, rule.values, before, now, under); n > 0 {
