@@ -860,14 +860,14 @@ func chosen(kind string, x *tensor.Tensor, spans []span, strides, p []int64) int
 	return at
 }
 
-// chosenExpr is chosen in a kernel.
-func chosenExpr(c ir.ElemCtx, op *ir.Op, spans []span, p []*kern.Expr) *kern.Expr {
-	kind, shape := op.Attrs.Str("kind"), op.In(0).Shape
+// chosenExpr is chosen in a kernel, with flat to say what tells an element, at least 0, from others.
+func chosenExpr(c ir.ElemCtx, op *ir.Op, spans []span, p []*kern.Expr, flat func(at []*kern.Expr) *kern.Expr) *kern.Expr {
+	kind := op.Attrs.Str("kind")
 	acct := op.In(0).DType.Accum()
 	out := tapLoop(c, spans, p, []*kern.Expr{kern.I64(-1), kern.Zero(acct)}, func(at []*kern.Expr, ok *kern.Expr, acc []*kern.Expr) []*kern.Expr {
 		a := c.ArgIf(ok, 0, kern.Zero(acct), at...)
 		take := kern.And(ok, kern.Or(kern.Lt(acc[0], kern.I64(0)), selectsExpr(kind, a, acc[1])))
-		return []*kern.Expr{kern.Select(take, flatExpr(shape, at), acc[0]), kern.Select(take, a, acc[1])}
+		return []*kern.Expr{kern.Select(take, flat(at), acc[0]), kern.Select(take, a, acc[1])}
 	})
 	return out[0]
 }
@@ -902,9 +902,29 @@ func selectAndScatterRow() *ir.OpDef {
 		},
 		Elem: func(c ir.ElemCtx, op *ir.Op, idx []*kern.Expr) []*kern.Expr {
 			spans, t := mustSpans(op), op.In(0)
-			me := flatExpr(t.Shape, idx)
 			p := make([]*kern.Expr, len(spans))
-			inside := func(i int, q *kern.Expr) *kern.Expr { return withinExpr(q, spans[i].out()) }
+			// A window has no extent along some dimensions, most often those of batch and channel: they don't tell its elements apart.
+			flat := func(at []*kern.Expr) *kern.Expr {
+				var shape []int64
+				var some []*kern.Expr
+				for i, s := range spans {
+					if s.win > 1 || s.stride > 1 {
+						shape, some = append(shape, t.Shape[i]), append(some, at[i])
+					}
+				}
+				return flatExpr(shape, some)
+			}
+			// Where elements lie in one window at most along a dimension, and in none that is not there, nothing needs checking.
+			sure := func(i int) bool {
+				s := spans[i]
+				return s.rdil == 1 && s.win <= s.stride && s.lo == 0 && (s.in-1)/s.stride < s.out()
+			}
+			inside := func(i int, q *kern.Expr) *kern.Expr {
+				if sure(i) {
+					return kern.Bool(true)
+				}
+				return withinExpr(q, spans[i].out())
+			}
 			// Windows that hold this element: along each dimension those that start in (x+lo−win, x+lo].
 			var loop func(i int, ok, acc *kern.Expr) *kern.Expr
 			loop = func(i int, ok, acc *kern.Expr) *kern.Expr {
@@ -912,9 +932,11 @@ func selectAndScatterRow() *ir.OpDef {
 					at := slices.Clone(p)
 					safe := make([]*kern.Expr, len(at))
 					for j := range at {
-						safe[j] = clampExpr(at[j], max(0, spans[j].out()-1))
+						if safe[j] = at[j]; !sure(j) {
+							safe[j] = clampExpr(at[j], max(0, spans[j].out()-1))
+						}
 					}
-					hit := kern.And(ok, kern.Eq(chosenExpr(c, op, spans, safe), me))
+					hit := kern.And(ok, kern.Eq(chosenExpr(c, op, spans, safe, flat), flat(idx)))
 					return kern.Select(hit, kern.Add(acc, c.ArgIf(hit, 1, kern.Zero(t.DType.Accum()), safe...)), acc)
 				}
 				s := spans[i]
@@ -932,6 +954,10 @@ func selectAndScatterRow() *ir.OpDef {
 				}
 				// The last window starts at or before x+lo; before it there are ceil(win/stride)−1 more.
 				n := ceilDiv(s.win, s.stride)
+				if sure(i) {
+					p[i] = kern.Div(idx[i], kern.I64(s.stride))
+					return loop(i+1, ok, acc)
+				}
 				last := floorDivExpr(kern.Add(idx[i], kern.I64(s.lo)), s.stride)
 				return c.Loop(n, []*kern.Expr{acc}, func(k *kern.Expr, acc []*kern.Expr) []*kern.Expr {
 					p[i] = kern.Add(kern.Sub(last, kern.I64(n-1)), k)
@@ -993,7 +1019,7 @@ func selectAndGatherRow() *ir.OpDef {
 			return []*ir.Value{nil, em{b}.op2("select_and_scatter", op.Operands[0], douts[0], windowOf(op, op.Attrs.Str("kind"))...)}, nil
 		},
 		Elem: func(c ir.ElemCtx, op *ir.Op, idx []*kern.Expr) []*kern.Expr {
-			at := chosenExpr(c, op, mustSpans(op), idx)
+			at := chosenExpr(c, op, mustSpans(op), idx, func(at []*kern.Expr) *kern.Expr { return flatExpr(op.In(0).Shape, at) })
 			ok := kern.Ge(at, kern.I64(0))
 			return []*kern.Expr{c.ArgIf(ok, 1, kern.Zero(op.In(1).DType.Accum()), unflatten(op.In(1).Shape, kern.Max(at, kern.I64(0)))...)}
 		},
