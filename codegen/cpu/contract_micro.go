@@ -110,7 +110,7 @@ func contractMicro(m *ir.Module, t Target, form contractForm, rows, vectors int,
 		p.Attrs = append(p.Attrs, enum.ParamAttrNoAlias)
 	}
 	e := contractFunc(m, t, name, kc, pa, pb, ldk, ldv, pc, ldc, pn, pl, next)
-	e.f.Linkage = enum.LinkageLinkOnceODR
+	e.f.Linkage = enum.LinkageWeakODR
 	e.f.Visibility = enum.VisibilityHidden
 	e.f.FuncAttrs = append(e.f.FuncAttrs, enum.FuncAttrNoInline)
 

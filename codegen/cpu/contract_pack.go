@@ -116,7 +116,7 @@ func contractPack(m *ir.Module, t Target, src dtype.Type, form contractForm, kin
 	ps[0].Attrs = append(ps[0].Attrs, enum.ParamAttrNoAlias)
 	ps[1].Attrs = append(ps[1].Attrs, enum.ParamAttrNoAlias)
 	e := contractFunc(m, t, name, ps...)
-	e.f.Linkage = enum.LinkageLinkOnceODR
+	e.f.Linkage = enum.LinkageWeakODR
 	e.f.Visibility = enum.VisibilityHidden
 	e.f.FuncAttrs = append(e.f.FuncAttrs, enum.FuncAttrNoInline)
 	p := &contractPacker{contractB: e, src: src, st: st, et: et, form: form, kind: kind, width: width, exact: exact,

@@ -25,11 +25,11 @@ import (
 
 // Unit collects the kernels of one model and compiles them. Equal kernels are
 // emitted once, whatever their names. Symbols are a name and a hash of the content, so
-// the same kernels in the same order give the same objects.
+// the same kernels give the same objects.
 type Unit struct {
 	target  Target
-	modules []*module
-	open    map[string]*module // the module that a family still adds to
+	parts   []*part
+	helpers []*ir.Func // functions that kernels share, in the order in which they came
 	done    map[string][]Launch
 	bodies  map[string]shared // by the shape of a kernel
 
@@ -44,12 +44,6 @@ type shared struct {
 	tiles int64
 }
 
-// module is what one run of clang compiles.
-type module struct {
-	m      *ir.Module
-	weight int
-}
-
 // Launch is one function of the compiled code as the driver runs it.
 type Launch struct {
 	Symbol    string
@@ -59,7 +53,7 @@ type Launch struct {
 
 // NewUnit starts a unit.
 func NewUnit(t Target) *Unit {
-	return &Unit{target: t, open: map[string]*module{}, done: map[string][]Launch{}, bodies: map[string]shared{}}
+	return &Unit{target: t, done: map[string][]Launch{}, bodies: map[string]shared{}}
 }
 
 // Kernel adds a kernel of the loop language, which it checks. Kernels that differ in
@@ -79,12 +73,12 @@ func (u *Unit) Kernel(k *kern.Kernel) (Launch, error) {
 		if err := kern.Check(k); err != nil {
 			return Launch{}, err
 		}
-		m := u.module("loop")
 		name, linkage := symbol, enum.LinkageNone
 		if len(ids) > 0 {
 			name, linkage = symbolOf(k.Name, shape), enum.LinkageInternal
 		}
-		f, err := emitKernel(m.m, k, u.target, cmp.Or(u.lanes, u.target.Lanes()), name, ids)
+		p := u.part(name)
+		f, err := emitKernel(p.m, k, u.target, cmp.Or(u.lanes, u.target.Lanes()), name, ids)
 		if err != nil {
 			return Launch{}, err
 		}
@@ -92,8 +86,8 @@ func (u *Unit) Kernel(k *kern.Kernel) (Launch, error) {
 		if len(ids) > 0 {
 			f.FuncAttrs = append(f.FuncAttrs, enum.FuncAttrNoInline)
 		}
-		m.weight += len(shape)
-		body = shared{m.m, f, k.Tiles}
+		u.keep(p)
+		body = shared{p.m, f, k.Tiles}
 		u.bodies[shape] = body
 	}
 	if len(ids) > 0 {
@@ -111,7 +105,7 @@ func (u *Unit) Contract(c *kern.Contract) ([]Launch, error) {
 		return nil, err
 	}
 	shape, ids := c.Shape()
-	return u.family("contract", c.Name, shape, ids, moduleWeight/4, func(m *ir.Module, symbol string) (*ir.Func, int64, error) {
+	return u.family(c.Name, shape, ids, func(m *ir.Module, symbol string) (*ir.Func, int64, error) {
 		return emitContract(m, c, u.target, symbol, ids)
 	})
 }
@@ -124,14 +118,14 @@ func (u *Unit) Attention(a *kern.Attention) ([]Launch, error) {
 	if a.Dropout > 0 {
 		ids = []uint32{a.RNG}
 	}
-	return u.family("attention", a.Name, fmt.Sprintf("attention %+v\n", plain), ids, moduleWeight/2, func(m *ir.Module, symbol string) (*ir.Func, int64, error) {
+	return u.family(a.Name, fmt.Sprintf("attention %+v\n", plain), ids, func(m *ir.Module, symbol string) (*ir.Func, int64, error) {
 		return emitAttention(m, &plain, u.target, symbol)
 	})
 }
 
 // family adds a kernel of a hand-scheduled family. put writes the function for a shape, with one
 // more parameter for each id; with ids the launched function is a call of it.
-func (u *Unit) family(family, name, shape string, ids []uint32, weight int, put func(m *ir.Module, symbol string) (*ir.Func, int64, error)) ([]Launch, error) {
+func (u *Unit) family(name, shape string, ids []uint32, put func(m *ir.Module, symbol string) (*ir.Func, int64, error)) ([]Launch, error) {
 	text := shape
 	if len(ids) > 0 {
 		text = fmt.Sprintf("%srandom %v\n", shape, ids)
@@ -142,12 +136,12 @@ func (u *Unit) family(family, name, shape string, ids []uint32, weight int, put 
 	symbol := symbolOf(name, text)
 	body, ok := u.bodies[shape]
 	if !ok {
-		m := u.module(family)
 		as := symbol
 		if len(ids) > 0 {
 			as = symbolOf(name, shape)
 		}
-		f, tiles, err := put(m.m, as)
+		p := u.part(as)
+		f, tiles, err := put(p.m, as)
 		if err != nil {
 			return nil, err
 		}
@@ -159,8 +153,8 @@ func (u *Unit) family(family, name, shape string, ids []uint32, weight int, put 
 			f.Linkage = enum.LinkageInternal
 			f.FuncAttrs = append(f.FuncAttrs, enum.FuncAttrNoInline)
 		}
-		m.weight += weight
-		body = shared{m.m, f, tiles}
+		u.keep(p)
+		body = shared{p.m, f, tiles}
 		u.bodies[shape] = body
 	}
 	if len(ids) > 0 {
@@ -171,35 +165,18 @@ func (u *Unit) family(family, name, shape string, ids []uint32, weight int, put 
 	return ls, nil
 }
 
-// moduleWeight is where a module is full: large enough that clang's start does not
-// count, small enough for several cores. The unit is bytes of kern text.
-const moduleWeight = 6000
-
-func (u *Unit) add(family, name, text string, weight int, put func(m *ir.Module, symbol string) ([]Launch, error)) ([]Launch, error) {
+func (u *Unit) add(name, text string, put func(m *ir.Module, symbol string) ([]Launch, error)) ([]Launch, error) {
 	if ls, ok := u.done[text]; ok {
 		return ls, nil
 	}
-	m := u.module(family)
-	ls, err := put(m.m, symbolOf(name, text))
+	p := u.part(symbolOf(name, text))
+	ls, err := put(p.m, p.name)
 	if err != nil {
 		return nil, err
 	}
-	m.weight += weight
+	u.keep(p)
 	u.done[text] = ls
 	return ls, nil
-}
-
-// module is the module that a family adds to now.
-func (u *Unit) module(family string) *module {
-	m := u.open[family]
-	if m == nil || m.weight >= moduleWeight {
-		m = &module{m: ir.NewModule()}
-		m.m.SourceFilename = "kernels"
-		m.m.TargetTriple = "x86_64-pc-linux-gnu"
-		u.modules = append(u.modules, m)
-		u.open[family] = m
-	}
-	return m
 }
 
 // symbolOf is a legal, speaking and unique function name.
@@ -219,16 +196,15 @@ func symbolOf(name, text string) string {
 
 // Modules are the LLVM IR texts of the unit.
 func (u *Unit) Modules() []string {
-	out := make([]string, len(u.modules))
-	for i, m := range u.modules {
-		out[i] = m.m.String()
+	var out []string
+	for _, m := range u.joined() {
+		out = append(out, m.String())
 	}
 	return out
 }
 
 // Compile runs clang-19 on the unit's modules, several at a time, and returns the
-// paths of the objects, which are written to dir. The objects depend on the kernels, their
-// order and the target only.
+// paths of the objects, which are written to dir. The objects depend on the kernels and the target only.
 func (u *Unit) Compile(ctx context.Context, dir string) ([]string, error) {
 	clang, err := exec.LookPath("clang-19")
 	if err != nil {
@@ -236,12 +212,13 @@ func (u *Unit) Compile(ctx context.Context, dir string) ([]string, error) {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.GOMAXPROCS(0))
-	out := make([]string, len(u.modules))
-	for i, m := range u.modules {
+	modules := u.joined()
+	out := make([]string, len(modules))
+	for i, m := range modules {
 		out[i] = filepath.Join(dir, fmt.Sprintf("kernels-%03d.o", i))
 		g.Go(func() (err error) {
 			defer diag.Recovered(&err)
-			text := m.m.String()
+			text := m.String()
 			key := sha256.Sum256([]byte(u.target.String() + "\n" + text))
 			if object := u.Objects.find(key); object != nil {
 				return os.WriteFile(out[i], object, 0o600)
