@@ -154,3 +154,31 @@ func TestMarksInLoops(t *testing.T) {
 	require.Equal(t, 1, runs["exp"], "the pinned op runs again in the backward loop")
 	require.Equal(t, 2, runs["tanh"])
 }
+
+// TestMarksInCalls: names and pins of a function survive where it is called, whether or not a gradient passes through.
+func TestMarksInCalls(t *testing.T) {
+	for name, rest := range map[string]string{
+		"inference": "-> (y) {\n  %y = call %x {callee=\"block\"} : f32[8,8] loc(layers.0)\n  %z = exp %y : f32[8,8] loc(out)\n  return %z\n}\n",
+		"training": `-> (loss, gx) {
+  %y = call %x {callee="block"} : f32[8,8] loc(layers.0)
+  %z = exp %y : f32[8,8] loc(out)
+  %loss = reduce %z {axes=[0, 1], kind="sum"} : f32[] loc(loss)
+  %gx = gradient %loss, %x : f32[8,8] loc(grad)
+  return %loss, %gx
+}
+`} {
+		mod, err := ir.Parse(ops.Table(), "calls.ir", `module "calls"
+
+func @block(%a: f32[8,8]) -> (out) {
+  %h = contract %a, %a {lhs_contract=[1], rhs_contract=[0]} : f32[8,8] loc(fc)
+  %t = tanh %h : f32[8,8] {name="act", pin=true} loc(act)
+  %u = mul %t, %a : f32[8,8] loc(gate)
+  return %u
+}
+
+func @step(%x: f32[8,8] {feed="normal", role="input"}) `+rest)
+		require.NoError(t, err, name)
+		require.NoError(t, passes.Run(mod, ops.Table(), passes.Options{}), name)
+		require.Equal(t, []string{"act:act!"}, marked(mod.Func("step")), name)
+	}
+}

@@ -74,6 +74,9 @@ func inline(b *ir.Block, op *ir.Op) []*ir.Value {
 	mark := func(o *ir.Op) { o.Loc = o.Loc.With("inline") } // copies share random op ids
 	for _, o := range callee.Ops {
 		c := b.CloneOp(o, vals)
+		for i, r := range o.Results {
+			c.Results[i].Mark(r.Attrs.Str("name"), r.Attrs.Bool("pin"))
+		}
 		mark(c)
 		for _, r := range c.Regions {
 			r.Walk(mark)

@@ -114,7 +114,7 @@ static void run_program(rp_engine *g, const rp_program *program, char **args, rp
 static int failure(const rp_engine *g, rp_error *e) {
     const rp_inst *i = g->failed;
     if (i == NULL) return REPRISE_OK;
-    return rp_fail(e, REPRISE_ASSERT, "the model asserts this; the state may be half of this step's: go on from a checkpoint", "layer %s: assertion failed: %s (element %lld of %lld is false)", i->layer, i->symbol,
+    return rp_fail(e, REPRISE_ASSERT, g->model->train ? "the model asserts this; the state may be half of this step's: go on from a checkpoint" : "the model asserts this", "layer %s: assertion failed: %s (element %lld of %lld is false)", i->layer, i->symbol,
                    (long long)g->failed_at, (long long)i->tiles);
 }
 
