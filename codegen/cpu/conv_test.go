@@ -329,6 +329,8 @@ func BenchmarkConv(b *testing.B) {
 		{"depthwise", convDense(4, 64, 56, 56, 64, 3, 1, 1, 64)},
 		{"depthwise_s2", convDense(4, 64, 112, 112, 64, 3, 2, 1, 64)},
 		{"stem7x7", convDense(4, 3, 112, 112, 64, 7, 2, 3, 1)},
+		{"last_c16_32x32_k3", convLast(32, 16, 32, 32, 16, 3, 1, 1)},
+		{"last_c64_8x8_k3", convLast(32, 64, 8, 8, 64, 3, 1, 1)},
 	} {
 		rows = append(rows, x, row{x.name + "_dx", convForInput(x.c)}, row{x.name + "_dw", convForKernel(x.c)})
 	}

@@ -162,7 +162,7 @@ select_and_scatter(F[2,7,6], F[2,4,3]) window=[1,3,2] strides=[1,2,2] padding=[0
 select_and_scatter(F[7,6], F[6,5]) window=[3,2] padding=[1,0,0,0] kind=min
 select_and_scatter(F[3,8,6], F[3,4,2]) window=[1,2,2] strides=[1,2,2] padding=[0,0,0,0,0,-2]
 select_and_scatter(F[5,7], F[3,3]) window=[1,2] strides=[2,3] padding=[0,0,0,1]
-select_and_scatter(F[9,8], F[2,8]) window=[2,1] strides=[4,1] window_dilation=[3,1]
+select_and_scatter(F[8,8], F[2,8]) window=[2,1] strides=[4,1] window_dilation=[4,1] padding=[0,4,0,0]
 select_and_gather(F[2,7,6], F[2,7,6]) window=[1,3,2] strides=[1,2,2] padding=[0,0,1,1,0,0]
 select_and_gather(F[7,6], F[7,6]) window=[3,2] kind=min
 select_and_scatter(F[9,8], F[4,5]) window=[3,2] strides=[2,1] window_dilation=[2,3] padding=[1,1,1,-1]
