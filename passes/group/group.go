@@ -354,7 +354,68 @@ func (g *grouper) run() {
 		}
 		units = append(units, g.newUnit(op))
 	}
-	g.emit(units)
+	g.emit(g.mergeColumns(units))
+}
+
+// mergeColumns joins reductions over the same leading dimensions of which one reads no full-size value that the other does not
+// read as well, such as those for scale and shift of a norm: they share a sweep, and neither
+// holds anything longer for the other's sake. The order of each one's arithmetic stays.
+func (g *grouper) mergeColumns(units []*unit) []*unit {
+	reads := map[*ir.Value][]*unit{} // full-size value: column reductions that read it
+	full := map[*unit][]*ir.Value{}
+	gone := map[*unit]bool{}
+	for _, u := range units {
+		if !u.column || len(u.outs) != 1 || !lower.ColumnReduce(u.root) || g.stays(u.root) {
+			continue
+		}
+		for _, v := range g.unitPiece(u).in {
+			if v.Type.Len()*smallShare > lenOf(u.domain) {
+				full[u] = append(full[u], v)
+			}
+		}
+		var other *unit
+		for _, v := range full[u] {
+			for _, o := range reads[v] {
+				if other == nil && g.sharesSweep(u, o, full) {
+					other = o
+				}
+			}
+		}
+		if other == nil {
+			for _, v := range full[u] {
+				reads[v] = append(reads[v], u)
+			}
+			continue
+		}
+		gone[u] = true
+		for _, v := range full[u] {
+			if !slices.Contains(full[other], v) {
+				full[other] = append(full[other], v)
+				reads[v] = append(reads[v], other)
+			}
+		}
+		for _, op := range u.ops {
+			g.unit[op] = other
+		}
+		other.ops, other.outs, other.leaves = append(other.ops, u.ops...), append(other.outs, u.outs...), other.leaves+u.leaves
+	}
+	return slices.DeleteFunc(units, func(u *unit) bool { return gone[u] })
+}
+
+// sharesSweep: the column reduction u may join o, which may be several.
+func (g *grouper) sharesSweep(u, o *unit, full map[*unit][]*ir.Value) bool {
+	a, b := u.root, o.root
+	if !slices.Equal(a.In(0).Shape, b.In(0).Shape) || !slices.Equal(a.Attrs.Ints("axes"), b.Attrs.Ints("axes")) ||
+		len(u.ops)+len(o.ops) > maxOps || u.leaves+o.leaves > maxLeaves {
+		return false
+	}
+	within := func(list, in []*ir.Value) bool {
+		return !slices.ContainsFunc(list, func(v *ir.Value) bool { return !slices.Contains(in, v) })
+	}
+	leads := func(from, to *unit) bool {
+		return slices.ContainsFunc(from.outs, func(v *ir.Value) bool { return slices.Contains(g.readers(v), to) || g.reaches(v, to) })
+	}
+	return (within(full[u], full[o]) || within(full[o], full[u])) && !leads(u, o) && !leads(o, u)
 }
 
 // onlyReturned: the block's results are the only need for v in memory.

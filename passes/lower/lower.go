@@ -266,7 +266,7 @@ func (p *program) lower() (*Lowered, error) {
 		return p.lowerRows(reduces[0].In(0).Shape, reduces[0].Out(0).Rank(), reduces)
 	case !p.onlyResults(reduces):
 		return nil, fmt.Errorf("BUG: reductions over leading axes must be the only results")
-	case len(reduces) == 1 && trailing(reduces[0]) && reduces[0].Out(0).Len() < rowsEnough && reducedLen(reduces[0]) > 0:
+	case len(reduces) == 1 && !ColumnReduce(reduces[0]):
 		return p.lowerLong(reduces[0])
 	}
 	return p.lowerColumns(reduces)
@@ -312,6 +312,12 @@ func trailing(red *ir.Op) bool {
 		}
 	}
 	return len(axes) > 0
+}
+
+// ColumnReduce reports whether a reduction has its results in lanes, and so may share a sweep with others over the same
+// dimensions. Few long rows are cut at their chunks instead.
+func ColumnReduce(red *ir.Op) bool {
+	return !RowReduce(red) && !(trailing(red) && red.Out(0).Len() < rowsEnough && reducedLen(red) > 0)
 }
 
 // RowReduce reports whether a reduction is part of row programs: over trailing axes,
