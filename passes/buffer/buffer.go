@@ -33,9 +33,12 @@ type Options struct {
 	Room int64
 }
 
-// searchWork over the number of blocks is how many placements the search for a small frame may try: about a
-// second.
-const searchWork = 150_000_000
+// searchSteps is how many placements the search for a small frame may try. One takes a time that grows with the
+// number of blocks; so many are a second or two.
+func searchSteps(blocks int) int64 {
+	n := int64(max(blocks, 1))
+	return min(500_000, 80_000_000_000/(n*n))
+}
 
 // Home is where a value lives: in the memory of a parameter of its block, in a dense
 // constant, outside by a name, or at an offset of its block's frame.
@@ -186,7 +189,7 @@ func Layout(b *ir.Block, opt Options) (*Frame, error) {
 		s.End = end[i]
 		items[i] = pack.Item{Start: s.Start, End: s.End, Size: s.Bytes, Align: remat.Align}
 	}
-	res, err := pack.Search(items, pack.Options{Steps: searchWork / int64(len(items)+100), Room: opt.Room})
+	res, err := pack.Search(items, pack.Options{Steps: searchSteps(len(items)), Room: opt.Room})
 	if err != nil {
 		return nil, err
 	}
@@ -198,7 +201,7 @@ func Layout(b *ir.Block, opt Options) (*Frame, error) {
 	if err != nil {
 		return nil, fmt.Errorf("BUG: %w", err)
 	}
-	f.Size, f.Live = remat.RoundUp(res.Arena), res.LowerBound
+	f.Size, f.Live = remat.RoundUp(res.Arena), pack.LowerBound(items)
 	for i := range f.Stretches {
 		f.Stretches[i].Offset = res.Offsets[i]
 	}

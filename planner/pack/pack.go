@@ -17,8 +17,8 @@ type Item struct {
 	Align      int64 // its offset is a multiple of this; 0 is 1
 }
 
-// Result is a layout. LowerBound is the largest sum of sizes in use at one
-// time: no layout is smaller.
+// Result is a layout. No layout is smaller than LowerBound: the largest sum of
+// sizes in use at one time, or more where a search has been exhausted.
 type Result struct {
 	Offsets    []int64 // by item
 	Arena      int64   // end of the highest block

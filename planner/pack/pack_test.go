@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -19,7 +20,7 @@ func loadCSV(t testing.TB, name string) []Item {
 	}
 	path := ""
 	for path == "" {
-		try := filepath.Join(dir, "..", "shared", "planner-data", "minimalloc", "benchmarks", "challenging", name+".1048576.csv")
+		try := filepath.Join(dir, "..", "shared", "planner-data", "minimalloc", "benchmarks", filepath.FromSlash(name)+".csv")
 		if _, err := os.Stat(try); err == nil {
 			path = try
 		}
@@ -52,15 +53,20 @@ func loadCSV(t testing.TB, name string) []Item {
 }
 
 func TestMiniMalloc(t *testing.T) {
-	// D and J stay above the lower bound, which may be out of reach for them; I takes seconds.
+	// Whether D and J have a layout at the lower bound is not known; the capacity is what their authors ask for.
+	limits := map[string]int64{"D": 1_048_576, "J": 1_048_576}
 	names := "A B C E F G H K"
 	if os.Getenv("REPRISE_LONG") != "" {
-		names += " I"
+		names = "A B C D E F G H I J K"
+	}
+	if res, err := Search(loadCSV(t, "examples/input.12"), Options{}); err != nil || res.Arena != 12 || !res.Proven {
+		t.Errorf("the example takes %d bytes (%v) of 12", res.Arena, err)
 	}
 	for _, name := range strings.Split(names, " ") {
-		items := loadCSV(t, name)
+		items := loadCSV(t, "challenging/"+name+".1048576")
+		opt := Options{Room: limits[name]}
 		start := time.Now()
-		res, err := Search(items, Options{})
+		res, err := Search(items, opt)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -69,9 +75,123 @@ func TestMiniMalloc(t *testing.T) {
 		}
 		first, _ := Pack(items)
 		t.Logf("%s: %d blocks, constructive %d, search %d, lower bound %d, %v", name, len(items), first.Arena, res.Arena, res.LowerBound, time.Since(start))
-		if !res.Proven {
+		if !res.Proven && res.Arena > opt.Room {
 			t.Errorf("%s: arena %d, lower bound %d", name, res.Arena, res.LowerBound)
 		}
+	}
+}
+
+// bruteForce is the smallest arena: some order of the blocks, each as low as it can go above those before it that
+// are in use with it, gives a layout that can't be lowered, and all such layouts come of one.
+func bruteForce(items []Item) int64 {
+	best := int64(1) << 62
+	off := make([]int64, len(items))
+	var place func(done []int, left uint, arena int64)
+	place = func(done []int, left uint, arena int64) {
+		if arena >= best {
+			return
+		}
+		if left == 0 {
+			best = arena
+			return
+		}
+		for i, it := range items {
+			if left&(1<<i) == 0 {
+				continue
+			}
+			at := int64(0)
+			for _, j := range done {
+				if it.Size > 0 && items[j].Size > 0 && items[j].Start <= it.End && it.Start <= items[j].End {
+					at = max(at, off[j]+items[j].Size)
+				}
+			}
+			off[i] = alignUp(at, it.Align)
+			place(append(done, i), left&^(1<<i), max(arena, off[i]+it.Size))
+		}
+	}
+	place(make([]int, 0, len(items)), 1<<len(items)-1, 0)
+	return best
+}
+
+// TestOptimum compares with all layouts of small problems: the search must find the best one and know that it is.
+func TestOptimum(t *testing.T) {
+	above := 0
+	for seed := uint64(0); seed < 300; seed++ {
+		rng := rand.New(rand.NewPCG(seed, 2))
+		var items []Item
+		for k := 1 + rng.IntN(7); k > 0; k-- {
+			s := rng.IntN(6)
+			it := Item{Start: s, End: s + rng.IntN(4), Size: 1 + rng.Int64N(9)}
+			if seed%2 == 1 {
+				it.Size *= 4
+				it.Align = 4 << rng.IntN(3)
+			}
+			items = append(items, it)
+		}
+		res, err := Search(items, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := Verify(items, res.Offsets, res.Arena); err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		if best := bruteForce(items); res.Arena != best || !res.Proven || res.LowerBound != best {
+			t.Errorf("seed %d: arena %d, lower bound %d, proven %v, the optimum is %d: %v", seed, res.Arena, res.LowerBound, res.Proven, best, items)
+		}
+		if res.Arena > LowerBound(items) {
+			above++
+		}
+	}
+	if above < 10 {
+		t.Errorf("only %d optima above the bytes in use at one time: the proof is hardly tested", above)
+	}
+}
+
+// TestBroad: what the breadth-first search places is a layout, with alignments too, and twice the same.
+func TestBroad(t *testing.T) {
+	found := 0
+	for seed := uint64(0); seed < 40; seed++ {
+		rng := rand.New(rand.NewPCG(seed, 3))
+		var items []Item
+		for k := 10 + rng.IntN(30); k > 0; k-- {
+			s := rng.IntN(20)
+			items = append(items, Item{Start: s, End: s + rng.IntN(8), Size: rng.Int64N(20), Align: 1 << rng.IntN(3)})
+		}
+		cap := LowerBound(items) * 5 / 4
+		off, used := newSearcher(items).broad(cap, 1_000_000, 0)
+		again, _ := newSearcher(items).broad(cap, 1_000_000, 0)
+		if !slices.Equal(off, again) {
+			t.Fatalf("seed %d: two searches differ", seed)
+		}
+		if off == nil {
+			continue
+		}
+		found++
+		if err := Verify(items, off, cap); err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		if few, _ := newSearcher(items).broad(cap, used-1, 0); few != nil {
+			t.Fatalf("seed %d: a layout in fewer steps than it takes", seed)
+		}
+	}
+	if found < 20 {
+		t.Errorf("%d of 40 laid out", found)
+	}
+}
+
+// TestRoom: a layout that fits ends the search, though a smaller one exists.
+func TestRoom(t *testing.T) {
+	items := []Item{{Start: 0, End: 1, Size: 3}, {Start: 1, End: 2, Size: 4}, {Start: 2, End: 3, Size: 3}, {Start: 3, End: 4, Size: 4}, {Start: 0, End: 0, Size: 4}, {Start: 4, End: 4, Size: 3}}
+	first, err := Pack(items)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := Search(items, Options{Room: first.Arena})
+	if err != nil || res.Arena != first.Arena {
+		t.Fatalf("arena %d, %v; the first layout has %d", res.Arena, err, first.Arena)
+	}
+	if res, err = Search(items, Options{}); err != nil || !res.Proven {
+		t.Fatalf("arena %d, lower bound %d, %v", res.Arena, res.LowerBound, err)
 	}
 }
 

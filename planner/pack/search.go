@@ -10,72 +10,153 @@ type Options struct {
 }
 
 // Search returns the best layout that it finds. It first runs Pack's rules and
-// then, if those leave a gap to the lower bound, a depth-first search in the
-// manner of MiniMalloc (Moffitt, ASPLOS 2023): blocks are placed in order of
-// offset, each as low as it can go; a branch ends where what is left in some
-// section of time no longer fits under the target, or where a block would leave
-// a hole that another block fills; what falls apart into parts that never
-// overlap in time is solved part by part.
+// then, if those leave a gap to the lower bound, searches for layouts under a
+// target, which moves. Searches are depth first in the manner of MiniMalloc
+// (Moffitt, ASPLOS 2023): blocks are placed in order of offset, each as low as
+// it can go; a branch ends where what is left in some section of time no longer
+// fits under the target, or where a block would leave a hole that another block
+// fills; what falls apart into parts that never overlap in time is solved part
+// by part. Where that fails they are breadth first with the best few partial
+// layouts of each number of blocks. Equal problems and options give equal
+// layouts.
 func Search(items []Item, opt Options) (Result, error) {
 	res, err := Pack(items)
 	if err != nil || res.Proven || res.Arena <= opt.Room {
 		return res, err
 	}
-	steps := opt.Steps
-	if steps == 0 {
-		steps = 2_000_000
+	if opt.Steps == 0 {
+		opt.Steps = 2_000_000
 	}
+	steps := opt.Steps
 	s := newSearcher(items)
 	s.stop = opt.Stop
-	// The lower bound first: reaching it ends the search. Then a quarter of what is left to gain at a time,
-	// since a smaller target that can't be met takes all the steps it is given.
-	low := res.LowerBound
-	target := low
-	for steps > 0 && res.Arena > max(low, opt.Room) && (opt.Stop == nil || !opt.Stop()) {
-		share := steps/3 + 1
-		if target == res.LowerBound {
-			share = steps*3/4 + 1
-		}
-		off, used := s.solve(target, share)
+	grain := grain(items)
+	low := (res.LowerBound + grain - 1) / grain * grain // no layout is smaller
+	climb := func(target, share int64) bool {
+		off, used, none := s.climb(target, min(share, steps))
 		steps -= used
-		if off != nil {
-			var top int64
-			for i, it := range items {
-				top = max(top, off[i]+it.Size)
-			}
-			res.Offsets, res.Arena = off, top
-		} else {
-			low = target + 1
+		if none {
+			low = max(low, target+grain)
 		}
-		target = max(low, res.Arena-(res.Arena-low)/4-1)
+		return res.take(items, off)
 	}
+	done := func() bool {
+		return steps <= 0 || res.Arena <= max(low, opt.Room) || opt.Stop != nil && opt.Stop()
+	}
+	goal := func() int64 { return max(low, opt.Room/grain*grain) }
+	below := func(part int64) int64 { // the goal, or that part of the way to it
+		return max(goal(), (res.Arena-(res.Arena-goal()+part-1)/part)/grain*grain)
+	}
+	// The goal first: reaching it ends the search; more is spent on it where most blocks found a place. Then down
+	// from the layout at hand by a quarter of what is left to gain at a time, which is cheap until it fails. Then
+	// three things in turn: half of what is left to gain, breadth first; the goal, with more of the same; a part
+	// of what is left to gain, which shrinks while nothing comes of it.
+	if !done() && !climb(goal(), max(opt.Steps/8, min(opt.Steps/2, s.easy()))) && s.near(goal()) && !done() {
+		climb(goal(), opt.Steps/2)
+	}
+	for share := max(opt.Steps/16, 4*shortLimit*int64(len(items))); !done() && climb(below(4), share); {
+	}
+	for part, round := int64(2), 0; !done(); round++ {
+		switch round % 3 {
+		case 0:
+			off, used := s.broad(below(part), steps, noise*float64(min(round, 1)))
+			steps -= used
+			res.take(items, off)
+		case 1:
+			if s.near(goal()) {
+				climb(goal(), opt.Steps/4)
+			}
+		case 2:
+			if part++; climb(below(part), opt.Steps/8) {
+				part = 2
+			}
+		}
+	}
+	res.LowerBound = max(res.LowerBound, min(low, res.Arena))
 	res.Proven = res.Arena == res.LowerBound
 	return res, nil
 }
 
-// searcher holds the state of the depth-first search. Time is cut into sections
-// at the starts and ends of blocks; block i covers sections lo[i] to hi[i].
+// take keeps a layout if it is smaller than what res has, and says whether it is one at all.
+func (res *Result) take(items []Item, off []int64) bool {
+	if off == nil {
+		return false
+	}
+	var top int64
+	for i, it := range items {
+		top = max(top, off[i]+it.Size)
+	}
+	if top < res.Arena {
+		res.Offsets, res.Arena = off, top
+	}
+	return true
+}
+
+// grain is the greatest number that divides all offsets and ends of a layout in which every block lies at the
+// bottom or on others: what sizes and alignments have in common.
+func grain(items []Item) int64 {
+	var g int64
+	for _, it := range items {
+		if it.Size == 0 {
+			continue
+		}
+		for _, x := range [2]int64{it.Size, max(it.Align, 1)} {
+			if x == 1 && it.Align <= 1 && it.Size != 1 {
+				continue // any offset will do
+			}
+			for x > 0 {
+				g, x = x, g%x
+			}
+		}
+	}
+	return max(g, 1)
+}
+
+// sections lists the times at which a block starts or has ended, ascending. Fewer would do, those between a start
+// and the next end, but the climb does worse with them: blocks that had no room are counted by section.
+func sections(items []Item) []int {
+	var times []int
+	for _, it := range items {
+		if it.Size > 0 {
+			times = append(times, it.Start, it.End+1)
+		}
+	}
+	sort.Ints(times)
+	k := 0
+	for i, t := range times {
+		if i == 0 || t != times[k-1] {
+			times[k] = t
+			k++
+		}
+	}
+	return times[:k]
+}
+
+// searcher holds the state of the depth-first search. Time is cut into sections;
+// block i covers sections lo[i] to hi[i].
 type searcher struct {
-	items  []Item
-	lo, hi []int32
-	floor  []int64   // by section: end of the highest block placed
-	rest   []int64   // by section: bytes of blocks not placed yet
-	least  []int64   // by section: lowest offset that a block not placed yet can have; cap if there is none
-	in     [][]int32 // by section: its blocks
-	placed []bool
-	stale  []int32 // by section: scratch of place, the number of the last placement that changed it
-	count  int32   // of placements
-	off    []int64 // by block: lowest offset it can have; final once placed
-	rank   []int32 // by block: preference among candidates of equal offset
-	cap    int64
-	left   int64 // placements that may still be tried in this run
-	seed   uint64
-	blame  []float64 // by block: how often it was left where nothing fit any more
-	stop   func() bool
-	log    []placement
-	undoO  []offChange
-	undoF  []int64
-	undoL  []leastChange
+	items   []Item
+	lo, hi  []int32
+	floor   []int64   // by section: end of the highest block placed
+	rest    []int64   // by section: bytes of blocks not placed yet
+	least   []int64   // by section: lowest offset that a block not placed yet can have; cap if there is none
+	in      [][]int32 // by section: its blocks
+	placed  []bool
+	stale   []int32 // by section: scratch of place, the number of the last placement that changed it
+	count   int32   // of placements
+	off     []int64 // by block: lowest offset it can have; final once placed
+	rank    []int32 // by block: preference among candidates of equal offset
+	cap     int64
+	left    int64 // placements that may still be tried in this run
+	seed    uint64
+	blame   []float64 // by block: how often it was left where nothing fit any more
+	stop    func() bool
+	ascents map[int64]*ascent // by target
+	pool    []int32           // blocks that are left, of all parts on the way down
+	log     []placement
+	undoO   []offChange
+	undoF   []int64
+	undoL   []leastChange
 
 	// Sections of the last failure: from the first to the last of the blocks that had no room.
 	failLo, failHi int32
@@ -83,6 +164,25 @@ type searcher struct {
 	// place. That is not sound, since offsets never fall from one placement to the next: jumped says that it happened.
 	jump, jumped bool
 	deepest      int // most blocks placed at a time
+}
+
+// ascent is how far the climb to a target has got.
+type ascent struct {
+	round     int
+	best, now []float64 // preferences, the larger the sooner: the best, and those in use
+	most      int       // blocks placed under the best
+	calm      int       // searches since that last rose
+	starts    int
+	reach     int // most blocks placed at all
+}
+
+// easy is how many placements a climb tries before it climbs.
+func (s *searcher) easy() int64 { return 2 * preferences * easyLimit * int64(len(s.items)) }
+
+// near reports whether a climb to a target placed two blocks in three: one that ends far below rarely gets there.
+func (s *searcher) near(cap int64) bool {
+	a := s.ascents[cap]
+	return a != nil && 3*a.reach >= 2*len(s.items)
 }
 
 // placement is an entry of the undo log: a block, and how long the other two
@@ -105,26 +205,13 @@ type offChange struct {
 func newSearcher(items []Item) *searcher {
 	n := len(items)
 	s := &searcher{items: items, lo: make([]int32, n), hi: make([]int32, n), off: make([]int64, n),
-		rank: make([]int32, n), blame: make([]float64, n), seed: 1}
-	var times []int
-	for _, it := range items {
-		if it.Size > 0 {
-			times = append(times, it.Start, it.End+1)
-		}
-	}
-	sort.Ints(times)
-	k := 0
-	for i, t := range times {
-		if i == 0 || t != times[k-1] {
-			times[k] = t
-			k++
-		}
-	}
-	times = times[:k]
+		rank: make([]int32, n), blame: make([]float64, n), ascents: map[int64]*ascent{}, seed: 2}
+	times := sections(items)
 	for i, it := range items {
 		s.lo[i] = int32(sort.SearchInts(times, it.Start))
 		s.hi[i] = int32(sort.SearchInts(times, it.End+1)) - 1
 	}
+	k := len(times)
 	s.floor = make([]int64, k)
 	s.rest = make([]int64, k)
 	s.least = make([]int64, k)
@@ -142,11 +229,12 @@ func newSearcher(items []Item) *searcher {
 	return s
 }
 
-// solve looks for a layout within cap and returns it with the number of placements tried. It climbs: short
+// climb looks for a layout within cap and returns it with the number of placements tried, or says that none
+// exists, which it knows where a search has been exhausted. It climbs: short
 // depth-first searches, each under preferences that differ a little from the best so far, which are those
 // under which most blocks found a place. Blocks that had no room are preferred more. A solution that such
 // a search finds at all it finds almost without backtracking, so many short searches beat few long ones.
-func (s *searcher) solve(cap int64, steps int64) ([]int64, int64) {
+func (s *searcher) climb(cap int64, steps int64) (off []int64, used int64, none bool) {
 	var all []int32
 	for i, it := range s.items {
 		if it.Size > 0 {
@@ -155,58 +243,66 @@ func (s *searcher) solve(cap int64, steps int64) ([]int64, int64) {
 	}
 	sort.SliceStable(all, func(a, b int) bool { return s.lo[all[a]] < s.lo[all[b]] })
 	s.cap = cap
-	used := int64(0)
-	best := make([]float64, len(s.items)) // preferences, the larger the sooner
-	now := make([]float64, len(s.items))
-	most, calm, starts := 0, patience, 0
-	for round := 0; used < steps; round++ {
+	a, known := s.ascents[cap]
+	if !known {
+		a = &ascent{best: make([]float64, len(s.items)), now: make([]float64, len(s.items)), calm: patience}
+		s.ascents[cap] = a
+	}
+	for ; used < steps; a.round++ {
 		if s.stop != nil && s.stop() {
 			break
 		}
-		limit := int64(2 * len(all))
+		limit := int64(shortLimit * len(all))
 		switch {
-		case round < 2*preferences:
-			s.start(round/2, all, now) // an easy problem needs no climbing
-			limit *= 8
-		case calm == patience:
-			s.start(starts, all, now)
-			most, calm = 0, 0
-			starts++
+		case a.round < 2*preferences:
+			s.start(a.round/2, all, a.now) // an easy problem needs no climbing
+			limit = int64(easyLimit * len(all))
+			if a.round == 0 && len(all) <= small {
+				limit = max(limit, steps/4)
+			}
+		case a.calm == patience:
+			s.start(a.starts, all, a.now)
+			a.most, a.calm = 0, 0
+			a.starts++
 		default:
-			s.vary(all, best, now)
+			s.vary(all, a.best, a.now)
 		}
-		s.reset(all, now)
-		s.jump = round%2 == 1
+		s.reset(all, a.now)
+		s.jump = a.round%2 == 1
 		limit = min(limit, steps-used)
 		s.left = limit
 		list := append([]int32(nil), all...)
 		ok := s.parts(list, 0, -1)
 		used += limit - max(s.left, 0)
+		a.reach = max(a.reach, s.deepest)
 		if ok {
-			return append([]int64(nil), s.off...), used
+			return append([]int64(nil), s.off...), used, false
 		}
 		if s.left >= 0 && !s.jumped {
-			// The whole tree has been searched: there is no layout.
-			return nil, steps
+			return nil, used, true
 		}
-		if round < 2*preferences {
+		if a.round < 2*preferences {
 			continue
 		}
-		calm++
-		if s.deepest >= most {
-			if s.deepest > most {
-				calm = 0
+		a.calm++
+		if s.deepest >= a.most {
+			if s.deepest > a.most {
+				a.calm = 0
 			}
-			most = s.deepest
-			copy(best, now)
+			a.most = s.deepest
+			copy(a.best, a.now)
 		}
 	}
-	return nil, used
+	return nil, used, false
 }
 
 const (
-	preferences = 6  // to start from
-	patience    = 80 // searches without progress before the next start
+	preferences = 6    // to start from
+	easyLimit   = 16   // placements for each block in a search under these
+	shortLimit  = 2    // in one that climbs
+	patience    = 80   // searches without progress before the next start
+	noise       = 0.03 // of what broad compares, from the second time on
+	small       = 64   // blocks of a problem that may well be searched exhaustively
 )
 
 // reset takes every block out and orders candidates by score.
@@ -325,7 +421,11 @@ func (s *searcher) parts(blocks []int32, last int64, latest int32) bool {
 	}
 	if len(list) > 1 {
 		// Small parts first: they fail fast.
-		sort.SliceStable(list, func(a, b int) bool { return list[a].to-list[a].from < list[b].to-list[b].from })
+		for k := 1; k < len(list); k++ {
+			for j := k; j > 0 && list[j-1].to-list[j-1].from > list[j].to-list[j].from; j-- {
+				list[j-1], list[j] = list[j], list[j-1]
+			}
+		}
 	}
 	mark := len(s.log)
 	for _, p := range list {
@@ -356,31 +456,33 @@ func (s *searcher) part(blocks []int32, last int64, latest int32) bool {
 			cand = append(cand, i)
 		}
 	}
-	sort.Slice(cand, func(a, b int) bool {
-		x, y := cand[a], cand[b]
-		if s.off[x] != s.off[y] {
-			return s.off[x] < s.off[y]
-		}
-		return s.rank[x] < s.rank[y]
-	})
 	from, to := s.lo[blocks[0]], int32(0)
 	for _, i := range blocks {
 		to = max(to, s.hi[i])
 	}
-	rest := make([]int32, 0, len(blocks)-1)
-	for _, c := range cand {
+	mine := len(s.pool)
+	defer func() { s.pool = s.pool[:mine] }()
+	for n := range cand {
+		// The next by offset, then preference. Most are never asked for, so they are not sorted.
+		for k := n + 1; k < len(cand); k++ {
+			x, y := cand[k], cand[n]
+			if s.off[x] < s.off[y] || s.off[x] == s.off[y] && s.rank[x] < s.rank[y] {
+				cand[k], cand[n] = y, x
+			}
+		}
+		c := cand[n]
 		if s.left--; s.left < 0 {
 			return false
 		}
 		mark := len(s.log)
 		if s.place(c, blocks, from, to) {
-			rest = rest[:0]
+			s.pool = s.pool[:mine]
 			for _, i := range blocks {
 				if i != c {
-					rest = append(rest, i)
+					s.pool = append(s.pool, i)
 				}
 			}
-			if s.parts(rest, s.off[c], s.rank[c]) {
+			if s.parts(s.pool[mine:], s.off[c], s.rank[c]) {
 				return true
 			}
 		}
@@ -414,7 +516,7 @@ func (s *searcher) place(c int32, blocks []int32, from, to int32) bool {
 	}
 	for k := from; k <= to; k++ {
 		if r := s.rest[k]; r > 0 && max(s.floor[k], at)+r > s.cap {
-			s.blameOn(k, c, blocks)
+			s.blameOn(k)
 			if s.floor[k] < at {
 				s.failLo, s.failHi = 0, 1<<30
 			}
@@ -459,7 +561,7 @@ func (s *searcher) place(c int32, blocks []int32, from, to int32) bool {
 			}
 		}
 		if r > 0 && max(s.least[k], at)+r > s.cap {
-			s.blameOn(k, c, blocks)
+			s.blameOn(k)
 			if s.least[k] <= at {
 				s.failLo, s.failHi = 0, 1<<30
 			}
@@ -470,15 +572,11 @@ func (s *searcher) place(c int32, blocks []int32, from, to int32) bool {
 }
 
 // blameOn counts a failure in section k against the blocks left there.
-func (s *searcher) blameOn(k, c int32, blocks []int32) {
+func (s *searcher) blameOn(k int32) {
 	s.failLo, s.failHi = k, k
-	for _, i := range blocks {
-		if i != c && s.lo[i] <= k && k <= s.hi[i] {
+	for _, i := range s.in[k] {
+		if !s.placed[i] {
 			s.failLo, s.failHi = min(s.failLo, s.lo[i]), max(s.failHi, s.hi[i])
-		}
-	}
-	for _, i := range blocks {
-		if i != c && s.lo[i] <= k && k <= s.hi[i] {
 			s.blame[i]++
 		}
 	}
