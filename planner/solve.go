@@ -628,14 +628,20 @@ func (s *search) tapes() {
 		c     cooling
 		moves int64
 	}
-	run := func(list []try) (best int) {
-		best = -1 // nothing better than before
+	was := s.key
+	if s.best == nil {
+		was = math.MaxInt64
+	}
+	// run returns which of list is best, or -1 if none is better than what there was before tapes.
+	run := func(list []try) int {
+		best, key := -1, was
 		done := make([]int64, len(list))
 		s.parallel(len(list), func(k int) { done[k] = list[k].a.anneal(list[k].moves, list[k].c, s.stopped) })
 		for k, t := range list {
 			s.steps += done[k] / tapeMoves
-			if s.offer(t.a.best, "tape") {
-				best = k
+			s.offer(t.a.best, "tape")
+			if t.a.best != nil && t.a.bestBias < key {
+				best, key = k, t.a.bestBias
 			}
 			if t.a.lowest != nil {
 				if peak, _, ok := s.sim.run(t.a.lowest); ok {
@@ -646,13 +652,95 @@ func (s *search) tapes() {
 		return best
 	}
 	seed := s.opt.Seed*1000003 + 300
-	var list []try
-	for k, c := range coolings {
-		list = append(list, try{newTaper(s.m, s.orders[k%len(s.orders)], s.opt.Budget, seed+uint64(k)), c, total / 8})
+	from := func(k int, moves int64) try {
+		seed++
+		return try{newTaper(s.m, s.orders[k%len(s.orders)], s.opt.Budget, seed), coolings[k], moves}
 	}
-	if k := run(list); k >= 0 && !s.done() && !s.stopped() {
-		run([]try{{newTaper(s.m, s.orders[k%len(s.orders)], s.opt.Budget, seed+uint64(len(coolings))), coolings[k], total / 4}})
+	all := func(moves int64) int {
+		var list []try
+		for k := range coolings {
+			list = append(list, from(k, moves))
+		}
+		return run(list)
 	}
+	k := all(total / 24)
+	if k < 0 || s.cost-s.lower > s.m.base/100 {
+		// Far from the bound: long runs go further than many.
+		if k = all(total / 8); k >= 0 && !s.done() && !s.stopped() {
+			run([]try{from(k, total/4)})
+		}
+		return
+	}
+	// Near it, what differs from run to run is a few dear copies among many that all runs agree on.
+	// Without some of them, there may be another way.
+	var again []try
+	for _, moves := range []int64{total / 24, total / 24, total / 24, total / 24, total / 24, total / 4} {
+		again = append(again, from(k, moves))
+	}
+	run(again)
+	r := rng(seed)
+	tried := make([]bool, s.m.n)
+	const side = 4 // runs at once
+	together := 1  // copies taken out at once: two when each has been taken out alone
+	for round := 0; round < 12 && !s.done() && !s.stopped() && s.solver == "tape"; round++ {
+		picks := s.dear(side*together, tried, &r)
+		if len(picks) == 0 && together == 1 {
+			together = 2
+			clear(tried)
+			picks = s.dear(side*together, tried, &r)
+		}
+		var list []try
+		for ; len(picks) >= together; picks = picks[together:] {
+			seed++
+			a := newTaper(s.m, s.best, s.opt.Budget, seed)
+			for _, x := range picks[:together] {
+				tried[x] = together == 1
+				a.ban(x)
+			}
+			list = append(list, try{a, warmth, total / 128})
+		}
+		if len(list) == 0 {
+			break
+		}
+		before := s.key
+		if run(list); s.key < before {
+			clear(tried)
+			together = 1
+		}
+	}
+}
+
+// dear picks up to n nodes that the best plan computes again, the dearer the likelier, of those that were not tried.
+func (s *search) dear(n int, tried []bool, r *rng) []int32 {
+	runs := make([]int64, s.m.n)
+	for _, x := range s.best {
+		runs[x]++
+	}
+	var list []int32
+	for len(list) < n {
+		var sum int64
+		price := func(x int) int64 {
+			if tried[x] || runs[x] < 2 {
+				return 0
+			}
+			return (runs[x] - 1) * s.m.bias[x]
+		}
+		for x := range runs {
+			sum += price(x)
+		}
+		if sum == 0 {
+			break
+		}
+		at := int64(r.float() * float64(sum))
+		for x := range runs {
+			if at -= price(x); at < 0 {
+				list = append(list, int32(x))
+				runs[x] = 0
+				break
+			}
+		}
+	}
+	return list
 }
 
 // parallel calls f for 0 to n-1 on as many threads as are allowed. A panic of one comes out of parallel
@@ -746,6 +834,7 @@ func (s *search) guided() {
 	}
 	r.cut.kept(under)
 	weight := make([]float64, len(s.m.size))
+	limit := max(s.allowance()*4/10, s.steps+s.allowance()/8) // greedy by DTR's rule may have taken more than its share
 	for _, w := range guideWeights {
 		for u := range weight {
 			weight[u] = 1
@@ -756,7 +845,7 @@ func (s *search) guided() {
 				weight[u] = w[0]
 			}
 		}
-		s.weighted(weight, "guided-", s.allowance()*4/10)
+		s.weighted(weight, "guided-", limit)
 		if s.stopped() && s.best != nil {
 			return
 		}

@@ -24,6 +24,8 @@ type tape struct {
 	reads [][]int32 // by buffer: reading instances, in order
 	bias  int64
 
+	banned []bool // by node: may not be computed again
+
 	events  []event
 	touched []shift // what the move at hand changes in rel, by the position before it
 }
@@ -41,7 +43,7 @@ type shift struct {
 
 // newTape lays out seq, which must be legal.
 func newTape(m *model, seq []int32) *tape {
-	t := &tape{m: m, runs: make([][]int32, m.n), reads: make([][]int32, len(m.size)), bias: m.views}
+	t := &tape{m: m, runs: make([][]int32, m.n), reads: make([][]int32, len(m.size)), bias: m.views, banned: make([]bool, m.n)}
 	n := len(seq)
 	t.seq, t.pos, t.node = make([]int32, n), make([]int32, n), append([]int32(nil), seq...)
 	for k, x := range seq {
@@ -424,7 +426,7 @@ func (t *tape) settle(list []int32, i int32) {
 // mayAdd reports whether node y may run at position p, where all it reads has
 // been computed.
 func (t *tape) mayAdd(y, p int32) bool {
-	if t.m.once[y] {
+	if t.m.once[y] || t.banned[y] {
 		return false
 	}
 	for _, w := range t.m.until[y] {
@@ -631,10 +633,13 @@ type cooling struct{ hotCost, coldCost, hotBytes, coldBytes float64 }
 // recomputation there is in a good plan. Cold bytes are few, so that the last
 // part squeezes out what is still over the limit.
 var coolings = [...]cooling{
-	{0.1, 0.003, 3, 0.001},
+	{0.1, 0.01, 3, 0.01},
 	{1, 0.003, 10, 0.0003},
 	{3, 0.003, 10, 0.0003},
 }
+
+// warmth lets a plan rearrange itself around what was taken out of it, and no more.
+var warmth = cooling{0.06, 0.01, 1, 0.01}
 
 func newTaper(m *model, seq []int32, limit int64, seed uint64) *taper {
 	a := &taper{t: newTape(m, seq), rng: rng(seed), limit: limit, bestBias: math.MaxInt64}
@@ -803,4 +808,21 @@ func (a *taper) drop(p int32, grown int64) {
 			p -= int32(n - len(t.seq)) // what followed has moved up
 		}
 	}
+}
+
+// ban removes every copy of node x but the first, as far as rules let it, and lets no other in.
+func (a *taper) ban(x int32) {
+	t := a.t
+	t.banned[x] = true
+	for len(t.runs[x]) > 1 {
+		r := t.runs[x]
+		p := t.pos[r[len(r)-1]]
+		grown, ok := t.tryRemove(p, a.limit)
+		if !ok {
+			break
+		}
+		a.drop(p, grown)
+	}
+	a.best, a.bestBias = nil, math.MaxInt64
+	a.note()
 }
