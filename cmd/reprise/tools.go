@@ -180,16 +180,20 @@ func (a *app) benchCmd() *cobra.Command {
 	var dir string
 	cmd := &cobra.Command{
 		Use:   "bench [SUITE…]",
-		Short: "Measure: step (training steps), kernels (contractions), planner, exactness; with --peers against PyTorch and JAX in the same run",
+		Short: "Measure: step (training steps), kernels (contractions), planner, exactness, costs (what plans promise of time); with --peers against PyTorch and JAX in the same run",
 		Example: `  bench/peers/setup.sh && reprise bench step --peers
   reprise bench kernels --peers
   reprise bench exactness --peers
   reprise bench planner --resume
+  reprise bench costs --config moe --rounds 3
   reprise bench planner --row resnet50 --row "dtr/lstm 30 %"`,
-		ValidArgs: []string{"step", "kernels", "planner", "exactness"},
+		ValidArgs: []string{"step", "kernels", "planner", "exactness", "costs"},
 		RunE: func(cmd *cobra.Command, list []string) error {
 			if len(list) == 0 {
 				list = []string{"kernels", "step"}
+			}
+			if rounds < 1 {
+				return usageError{fmt.Errorf("bench: --rounds %d: want 1 or more", rounds)}
 			}
 			for _, suite := range list {
 				switch suite {
@@ -209,8 +213,12 @@ func (a *app) benchCmd() *cobra.Command {
 					if err := a.benchExactness(cmd.Context(), peers, rows, dir); err != nil {
 						return err
 					}
+				case "costs":
+					if err := a.benchCosts(cmd.Context(), configs, rounds); err != nil {
+						return err
+					}
 				default:
-					return usageError{fmt.Errorf("unknown suite %q: suites are step, kernels, planner, exactness", suite)}
+					return usageError{fmt.Errorf("unknown suite %q: suites are step, kernels, planner, exactness, costs", suite)}
 				}
 			}
 			return nil
@@ -220,7 +228,7 @@ func (a *app) benchCmd() *cobra.Command {
 	fl.BoolVar(&peers, "peers", false, "measure the peers of bench/peers in turns with ours")
 	fl.StringSliceVar(&who, "peer", nil, "with --peers, only these contestants of step: "+strings.Join(step.Peers(), ", "))
 	fl.IntVar(&rounds, "rounds", 5, "turns of each contestant")
-	fl.StringSliceVar(&configs, "config", nil, "only these configurations of step")
+	fl.StringSliceVar(&configs, "config", nil, "only these configurations of step; of costs, these builtin models")
 	fl.StringSliceVar(&rows, "row", nil, "only these rows of exactness (nothing is written): "+strings.Join(exactness.Names(), ", ")+"; of planner, those with this in \"suite/case budget\" anew, the others stay as they are in the results")
 	fl.BoolVar(&resume, "resume", false, "of planner: the rows that the results lack; they are written row by row, so a run may be ended at any time")
 	fl.StringVar(&dir, "dir", "bench", "the repository's bench directory")

@@ -233,7 +233,7 @@ func (k *contractEmitter) place(t value.Value) *contractTile {
 	}
 	one := contractInt(1)
 	x.p0, x.p1 = k.share(tm, k.panels, k.tilesM), k.share(k.add(tm, one), k.panels, k.tilesM)
-	unit := max(1, kern.Lanes/(k.nv*k.lanes))
+	unit := k.unit()
 	units := contractCeilDiv(k.groups, unit)
 	x.g0 = k.times(k.share(tn, units, k.tilesN), unit)
 	x.g1 = k.min(k.times(k.share(k.add(tn, one), units, k.tilesN), unit), contractInt(k.groups))

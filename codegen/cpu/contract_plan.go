@@ -227,10 +227,12 @@ func (p *contractPlan) choose() error {
 	return nil
 }
 
+// unit is the groups of columns that tiles are cut between: strips of an epilogue begin at multiples of kern.Lanes.
+func (p *contractPlan) unit() int64 { return max(1, kern.Lanes/(p.nv*p.lanes)) }
+
 // candidates visits every blocking that fits the scratch, with its estimate.
 func (p *contractPlan) candidates(visit func(*contractPlan)) {
-	// Strips of an epilogue begin at multiples of kern.Lanes.
-	unit := max(1, kern.Lanes/(p.nv*p.lanes))
+	unit := p.unit()
 	units := contractCeilDiv(p.groups, unit)
 	if p.canStream() && p.streams(unit, units, visit) {
 		return
@@ -372,9 +374,12 @@ func (p *contractPlan) layout(unit int64) {
 	p.bytes += p.stageBytes(maxPanels*p.hHi(), maxVecs*p.lanes)
 }
 
-// estimate is the modelled time in cycles, averaged over one, two and three threads
-// (times their number). The constants are measured on Zen 4.
-func (p *contractPlan) estimate(unit int64) float64 {
+// estimate is the modelled time that blockings are compared by.
+func (p *contractPlan) estimate(unit int64) float64 { return p.cycles(unit, 1, 3) }
+
+// cycles is the modelled time in cycles, averaged over from to to threads (times their
+// number). The constants are measured on Zen 4.
+func (p *contractPlan) cycles(unit, from, to int64) float64 {
 	m, n, k := float64(p.rows.Size), float64(p.vecs*p.lanes), float64(p.k)
 	bt := float64(p.batches)
 	size := float64(p.form.size())
@@ -432,7 +437,7 @@ func (p *contractPlan) estimate(unit int64) float64 {
 		}
 	}
 	total := 0.0
-	for th := int64(1); th <= 3; th++ {
+	for th := from; th <= to; th++ {
 		work := (micro + over) * p.imbalance(unit, th)
 		for _, o := range []struct {
 			cost  float64
@@ -445,7 +450,7 @@ func (p *contractPlan) estimate(unit int64) float64 {
 		}
 		total += work
 	}
-	return total / 3
+	return total / float64(to-from+1)
 }
 
 // packings is how often each operand is packed; whole: every thread packs all of it.

@@ -36,24 +36,14 @@ func contractProCycles(pro *kern.Prologue, t Target) float64 {
 	return 0.3 + float64(pro.Flops)/float64(t.Lanes())
 }
 
-// ContractReads tells how often each element of A and of B is read while it is packed, by all of
-// threads workers together: what a prologue costs counts that often. It is 0 for an empty result.
-func ContractReads(c *kern.Contract, t Target, threads int64) (a, b float64, err error) {
+// ContractCycles is the modelled time of a contraction on threads workers, in cycles of a Zen 4 core, what its prologues compute
+// included, what its epilogue does not. It is 0 for an empty result.
+func ContractCycles(c *kern.Contract, t Target, threads int64) (float64, error) {
 	p, err := contractMakePlan(c, t)
 	if err != nil || p.batches*c.M.Size*c.N.Size == 0 {
-		return 0, 0, err
+		return 0, err
 	}
-	timesA, timesB, wholeA, wholeB := p.packings()
-	if wholeA && p.batches < threads {
-		timesA *= float64(threads)
-	}
-	if wholeB && p.batches < threads {
-		timesB *= float64(threads)
-	}
-	if p.swap {
-		timesA, timesB = timesB, timesA
-	}
-	return timesA, timesB, nil
+	return p.cycles(p.unit(), threads, threads) / float64(threads), nil
 }
 
 // prologueFunc prepares the emission of an operand's prologue, whose block is the stage; own is the

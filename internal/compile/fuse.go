@@ -115,21 +115,21 @@ func (p *planning) kinds() ([]kind, error) {
 // price is about the picoseconds that fusing the sites, which are of one class, takes for each byte of their
 // values: every reader computes the value, and nothing writes and reads it.
 func price(sites []fuse.Site) float64 {
-	work, bytes := int64(0), int64(0)
+	ps, bytes := 0.0, int64(0)
 	seen := map[int]bool{}
 	for _, s := range sites {
-		once := int64(0)
+		once := 0.0
 		for _, op := range s.Ops {
-			once += opWork(op)
+			once += elementwise(op)
 		}
-		work += once
+		ps += once
 		if !seen[s.Value] {
 			seen[s.Value] = true
-			work -= once + 2*s.Bytes*psPerByte
+			ps -= once + traffic([]int64{s.Bytes, s.Bytes}, 0)
 			bytes += s.Bytes
 		}
 	}
-	return float64(work) / float64(max(bytes, 1))
+	return ps / float64(max(bytes, 1))
 }
 
 // chain is the variants: nothing fused, then ever more kinds.

@@ -58,6 +58,20 @@ type ConvDim struct {
 	StrideOut                  int64
 }
 
+// Taps is the number of taps that exist, of all output positions together.
+func (d *ConvDim) Taps() int64 {
+	n := int64(0)
+	for p := range d.Out {
+		for k := range d.Kernel {
+			x := p*d.Stride + k*d.KernelDilation - d.PadLo
+			if x >= 0 && x%d.InDilation == 0 && x/d.InDilation < d.In {
+				n++
+			}
+		}
+	}
+	return n
+}
+
 // Empty tells whether the result has no elements, and whether no tap exists, so that
 // all elements are +0.
 func (c *Conv) Empty() (result, taps bool) {

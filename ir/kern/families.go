@@ -55,11 +55,14 @@ type Prologue struct {
 	N, Ld  *Var // i64
 	AlongK bool // the inner axis is the chain; else the outer one is
 	Body   []Stmt
-	Flops  int64 // operations of one element, for estimates: costly ones count as Costly
+	Flops  int64 // operations of one element, for estimates: costly ones count as Costly or Draw
 }
 
-// Costly is what a division, a root or a random draw counts among operations of 1.
-const Costly = 8
+// What a division or a root, and a random draw, count among operations of 1.
+const (
+	Costly = 8
+	Draw   = 32
+)
 
 // Epilogue is run for every element of C once its chain is complete, a row (fixed
 // batch and m) at a time in blocks of n that start at multiples of Lanes. Kernel

@@ -48,7 +48,8 @@ func (p *program) prologue(bd *body, v *ir.Value, side int, own axis, batch, k [
 	val := narrow(in.value(v, in.internAll(idx)), v.Type.DType)
 	block = &kern.Store{Param: -1, Index: kern.Add(kern.Mul(kern.Sub(row, kern.Get(pro.Lo)), kern.Get(pro.Ld)), kern.Get(c)), Value: val}
 	strip := kern.Lane(c, kern.Get(pro.N), append(in.pop(), block)...)
-	pro.Flops = work(strip.Body)
+	w := kern.StripWork(strip.Var, strip.Body)
+	pro.Flops = int64(w.Lanes + kern.Costly*w.Divs + kern.Draw*w.Randoms)
 	in.emit(strip)
 	in.emit(&kern.For{Var: r, Lo: kern.Get(pro.Lo), Hi: kern.Get(pro.Hi), Step: 1, Body: in.pop()})
 	pro.Body = in.pop()
@@ -67,50 +68,4 @@ func (p *program) closePrologues(c *kern.Contract, blocks [2]*kern.Store) {
 			b.Param = len(c.Params)
 		}
 	}
-}
-
-// work is the number of operations of a strip's body for one lane; index arithmetic is not counted.
-func work(stmts []kern.Stmt) int64 {
-	seen := map[*kern.Expr]bool{}
-	n := int64(0)
-	var count func(e *kern.Expr)
-	count = func(e *kern.Expr) {
-		if e == nil || seen[e] {
-			return
-		}
-		seen[e] = true
-		switch {
-		case len(e.Args) == 0 || e.Op == kern.OpLoad || e.DType == dtype.I64:
-		case e.Op == kern.OpRandom:
-			n += 2 * kern.Costly
-		case e.Op == kern.OpDiv || e.Op == kern.OpSqrt:
-			n += kern.Costly
-		default:
-			n++
-		}
-		for _, a := range e.Args {
-			count(a)
-		}
-	}
-	var walk func(stmts []kern.Stmt, times int64)
-	walk = func(stmts []kern.Stmt, times int64) {
-		for _, s := range stmts {
-			before := n
-			switch s := s.(type) {
-			case *kern.Assign:
-				count(s.Value)
-			case *kern.Store:
-				count(s.Value)
-			case *kern.For:
-				rounds := int64(1)
-				if hi, ok := s.Hi.IsConst(); ok {
-					rounds = int64(hi)
-				}
-				walk(s.Body, rounds)
-			}
-			n = before + (n-before)*times
-		}
-	}
-	walk(stmts, 1)
-	return n
 }
