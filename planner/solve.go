@@ -938,8 +938,8 @@ func (s *search) find() {
 	}
 }
 
-// findSmallest is smallest without what other solvers came upon.
-func (s *search) findSmallest() ([]int32, int64) {
+// descend looks for a sequence with a small peak from the orders on.
+func (s *search) descend() ([]int32, int64) {
 	var best []int32
 	peak := int64(math.MaxInt64)
 	for _, o := range s.orders {
