@@ -42,6 +42,9 @@ fused 3× (never in memory: each of three readers computes it for itself).`,
   reprise explain builtin:gpt --train --budget 40%`,
 		Args: args(cobra.RangeArgs(1, 2)),
 		RunE: func(cmd *cobra.Command, list []string) error {
+			if top < 0 {
+				return usageError{fmt.Errorf("explain: --top %d: want a number of values, or 0 for all", top)}
+			}
 			e, report, err := a.explained(cmd, &f, list[0])
 			if err != nil {
 				return err

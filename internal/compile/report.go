@@ -32,13 +32,13 @@ type Report struct {
 	Solver            string  `json:"solver"`
 	Ops               int     `json:"ops"` // of a step, those that are run again included; views and constants aside
 	Launches          int     `json:"launches,omitempty"`
-	Kernels           int     `json:"kernels"`
-	Saved             int     `json:"saved"`         // values
-	Recomputed        int     `json:"recomputed"`    // ops that are run again, once for each time
-	RecomputeNs       int64   `json:"recompute_ns"`  // their time, and what readers take to compute values for themselves
-	Fused             int     `json:"fused"`         // values that are never in memory: their readers compute them
-	Pinned            int     `json:"pinned"`        // values
-	PeakPosition      int     `json:"peak_position"` // of the op at the peak, in the schedule
+	Kernels           int     `json:"kernels,omitempty"` // of the code, which a plan alone has none of
+	Saved             int     `json:"saved"`             // values
+	Recomputed        int     `json:"recomputed"`        // ops that are run again, once for each time
+	RecomputeNs       int64   `json:"recompute_ns"`      // their time, and what readers take to compute values for themselves
+	Fused             int     `json:"fused"`             // values that are never in memory: their readers compute them
+	Pinned            int     `json:"pinned"`            // values
+	PeakPosition      int     `json:"peak_position"`     // of the op at the peak, in the schedule
 	PeakOp            string  `json:"peak_op"`
 	PeakLayer         string  `json:"peak_layer"`
 	PlanSeconds       float64 `json:"plan_seconds"`

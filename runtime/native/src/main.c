@@ -431,7 +431,8 @@ static int train(run *t, const options *o, int *signal, rp_error *e) {
         if (*signal != 0) printf(",\"signal\":%d", *signal);
         printf("}\n");
     } else if (!o->quiet) {
-        printf("%" PRIu64 " steps, loss %.4f -> %.4f, %.1f ms a step", done, first, last, done > 0 ? total / (double)done : 0);
+        printf("%" PRIu64 " steps", done);
+        if (done > 0) printf(", loss %.4f -> %.4f, %.1f ms a step", first, last, total / (double)done);
         if (tokens > 0) printf(", %.0f tokens/s", tokens);
         printf(", arena %.1f MiB\nstate %s after step %" PRId64 "\n", (double)model->arena_bytes / (1 << 20), hash, g->step);
         if (o->save != NULL) printf("saved %s\n", o->save);
