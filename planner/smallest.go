@@ -9,42 +9,41 @@ import "slices"
 // strictLimit is how many nodes a problem may have to be searched in other forms too.
 const strictLimit = 4096
 
-// findSmallest is smallest without what other solvers came upon.
-func (s *search) findSmallest() ([]int32, int64) {
-	searches := []*search{s}
-	if len(s.m.gates) > 0 && s.m.n <= strictLimit {
-		for _, keep := range []func(leaves bool) bool{
-			func(bool) bool { return false },
-			func(leaves bool) bool { return leaves },
-		} {
-			if p := s.p.strict(keep); p != nil {
-				q := newSearch(s.ctx, p, s.opt)
-				q.start = s.start
-				searches = append(searches, q)
-			}
+// further looks for a smaller plan than was found, in the strict forms of the problem.
+func (s *search) further() {
+	if len(s.m.gates) == 0 || s.m.n > strictLimit {
+		return
+	}
+	var searches []*search
+	for _, keep := range []func(leaves bool) bool{
+		func(bool) bool { return false },
+		func(leaves bool) bool { return leaves },
+	} {
+		if p := s.p.strict(keep); p != nil {
+			q := newSearch(s.ctx, p, s.opt)
+			q.start = s.start
+			searches = append(searches, q)
 		}
 	}
-	found := make([]smallPlan, len(searches))
-	s.parallel(len(searches), func(k int) { found[k].seq, found[k].peak = searches[k].descend() })
-	best := found[0]
-	for k, f := range found[1:] {
-		q := searches[k+1]
+	found := make([][]int32, len(searches))
+	s.parallel(len(searches), func(k int) { found[k], _ = searches[k].findSmallest() })
+	for k, q := range searches {
 		s.steps += q.steps
-		if f.seq == nil {
+		s.found.steps += q.steps
+		if found[k] == nil {
 			continue
 		}
 		var seq []int32
-		for _, x := range f.seq {
+		for _, x := range found[k] {
 			if y := s.m.nodeOf[q.m.op[x]]; y >= 0 {
 				seq = append(seq, y)
 			}
 		}
 		seq = s.again(seq)
-		if peak, _, ok := s.sim.run(seq); ok && s.m.honest(seq) && (best.seq == nil || peak < best.peak) {
-			best = smallPlan{seq: slices.Clone(seq), peak: peak}
+		if peak, _, ok := s.sim.run(seq); ok && s.m.honest(seq) && (s.found.seq == nil || peak < s.found.peak) {
+			s.found.seq, s.found.peak = slices.Clone(seq), peak
 		}
 	}
-	return best.seq, best.peak
 }
 
 // strict is p with every value that may be computed twice, that nobody has said anything of and that keep

@@ -23,6 +23,7 @@ type Options struct {
 	Layout    bool    // give offsets, and make the arena fit the budget as well
 	Align     int64   // alignment of offsets if Layout; 0 is 1
 	Known     *Known  // what searches of the same problem share; nil: nothing
+	Further   bool    // look for the smallest plan from more ends, in three times the time
 	Start     []int   // an order of op instances to begin with, as in Plan.Order; where it breaks a rule or the budget it is not used
 	Progress  func(Progress)
 	Checked   func(time.Duration) // is told how long each check of a plan took, also from several goroutines at once
@@ -40,7 +41,7 @@ func (o *Options) check(p *Problem, plan *Plan, budget int64) (Report, error) {
 
 // Known is what searches of one problem find that is the same at every budget and for any number of steps: the
 // smallest plan. Searches that share one look for it once, and return what they would return alone. The
-// zero value knows nothing. Searches that run at the same time may not share one, and the problem may not
+// zero value knows nothing; where one of them looks further, those after it have what it finds. Searches that run at the same time may not share one, and the problem may not
 // change between them.
 type Known struct {
 	problem *Problem
@@ -53,6 +54,8 @@ type smallPlan struct {
 	seq   []int32
 	peak  int64
 	steps int64 // that it took
+
+	further bool // it was looked for further
 }
 
 // Progress is what Solve reports while it works.
@@ -928,18 +931,22 @@ func (s *search) find() {
 	if known != nil && known.problem == s.p && known.seed == s.opt.Seed {
 		s.found = known.small
 		s.steps += s.found.steps
-		return
+	} else {
+		before := s.steps
+		s.found.seq, s.found.peak = s.findSmallest()
+		s.found.steps = s.steps - before
 	}
-	before := s.steps
-	s.found.seq, s.found.peak = s.findSmallest()
-	s.found.steps = s.steps - before
+	if s.opt.Further && !s.found.further {
+		s.further()
+		s.found.further = true
+	}
 	if known != nil && !s.stopped() {
 		*known = Known{s.p, s.opt.Seed, s.found}
 	}
 }
 
-// descend looks for a sequence with a small peak from the orders on.
-func (s *search) descend() ([]int32, int64) {
+// findSmallest is smallest without what other solvers came upon.
+func (s *search) findSmallest() ([]int32, int64) {
 	var best []int32
 	peak := int64(math.MaxInt64)
 	for _, o := range s.orders {

@@ -278,6 +278,11 @@ func (p *planning) smallest() (*planned, error) {
 		}
 		offer(out)
 	}
+	out, err := p.smallestBy(best.variant, true)
+	if err != nil {
+		return nil, err
+	}
+	offer(out)
 	v, order, err := p.refined(best, smaller)
 	if err != nil {
 		return nil, err

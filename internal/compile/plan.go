@@ -197,13 +197,16 @@ func (p *planning) saveAll() (*planned, error) {
 }
 
 // smallestOf is the program of the smallest arena that was found of a variant.
-func (p *planning) smallestOf(v *variant) (*planned, error) {
+func (p *planning) smallestOf(v *variant) (*planned, error) { return p.smallestBy(v, false) }
+
+// smallestBy is smallestOf, looked for further where that is said.
+func (p *planning) smallestBy(v *variant, further bool) (*planned, error) {
 	pr, err := p.stated(v)
 	if err != nil {
 		return nil, err
 	}
 	opt := p.opt
-	opt.Known = &v.least
+	opt.Known, opt.Further = &v.least, further
 	plan, err := planner.MinBudgetOptions(p.ctx, pr.Problem.Problem, opt)
 	if err != nil {
 		return nil, p.contradiction(pr, err)
