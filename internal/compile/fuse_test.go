@@ -40,8 +40,8 @@ func TestFusing(t *testing.T) {
 			require.NoError(t, err)
 			require.LessOrEqual(t, smaller.arena, least.arena)
 			better := 0
-			for k := range int64(3) {
-				b := least.arena + (all.arena-least.arena)*k/3
+			for k := range int64(2) {
+				b := least.arena + (all.arena-least.arena)*k/2
 				plain, _, err := pl.withinOf(pl.whole, b, nil)
 				require.NoError(t, err)
 				p, _, err := pl.within(b, nil)
