@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define REPRISE_ABI 1
+#define REPRISE_ABI 2
 
 enum {
     REPRISE_OK = 0,
