@@ -102,7 +102,7 @@ func TestP065(t *testing.T) {
 		return meanSquare(s, x)
 	})
 	all := run(t, m, setup{})
-	for _, s := range []setup{smallest(), under(t, "full"), under(t, "memory_budget:0"), under(t, "", "must recompute layer=layers.*"), under(t, "", "budget layer=layers.* 0B")} {
+	for _, s := range []setup{smallest(), under(t, "full"), under(t, "memory_budget:0"), under(t, "", "must recompute layer=layers.*"), under(t, "", "budget layer=layers.* 48KiB")} {
 		o := run(t, m, s)
 		same(t, all.steps, o.steps)
 		pins := 0
@@ -116,6 +116,9 @@ func TestP065(t *testing.T) {
 		}
 		assert.Equal(t, 3, pins)
 	}
+	// A bound below the pinned values, which all have to stay where all else is computed again, is an error.
+	_, err := tryPlan(m, under(t, "", "budget layer=layers.* 0B").Options)
+	assert.ErrorContains(t, err, "0 bytes can't be met: what no policy may give up there takes 49152: layers.0")
 	for _, line := range []string{"must recompute layer=regions.attention", "budget layer=encoder 1KiB", "allow-recompute layer=nosuch"} {
 		_, err := tryPlan(m, under(t, "", line).Options)
 		e := diag.As(err)

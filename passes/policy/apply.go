@@ -489,14 +489,14 @@ func (p *Policy) limit(x *context, line map[string]*RuleReport, rep *Report, opt
 		r := line[u.Where.String()]
 		all, pinned := x.keepable(func(*candidate) bool { return true })
 		limit := pinned + int64(u.base.share*float64(all-pinned))
-		if err := p.within(x, limit, func(*candidate) bool { return true }, u.Where, r, rep); err != nil {
+		if err := p.within(x, limit, true, func(*candidate) bool { return true }, u.Where, r, rep); err != nil {
 			return err
 		}
 	}
 	for i := range p.budgets {
 		b := &p.budgets[i]
 		in := func(c *candidate) bool { return c.inLayer(b.Layer) }
-		if err := p.within(x, b.Bytes, in, b.Where, line[b.Where.String()], rep); err != nil {
+		if err := p.within(x, b.Bytes, false, in, b.Where, line[b.Where.String()], rep); err != nil {
 			return err
 		}
 	}
@@ -519,8 +519,8 @@ func (x *context) keepable(in func(*candidate) bool) (all, pinned int64) {
 	return all, pinned
 }
 
-// within carries out one bound: see limit.
-func (p *Policy) within(x *context, limit int64, in func(*candidate) bool, where Where, r *RuleReport, rep *Report) error {
+// within carries out one bound: see limit. A share is never less than what is pinned.
+func (p *Policy) within(x *context, limit int64, share bool, in func(*candidate) bool, where Where, r *RuleReport, rep *Report) error {
 	pr := x.problem.Problem
 	r.bound = &bound{limit: limit}
 	for _, c := range x.cands {
@@ -529,10 +529,12 @@ func (p *Policy) within(x *context, limit int64, in func(*candidate) bool, where
 		}
 	}
 	all, pinned := x.keepable(in)
-	if pinned > limit {
+	// need marks the values that the backward part reads, or that computing such a one again reads.
+	need := make([]bool, len(x.problem.Values))
+	unmet := func(pinned int64) error {
 		var who []string
 		for _, c := range x.cands {
-			if in(c) && c.backed && len(who) < 3 && (c.kept != "" || pr.Values[c.value].Policy == planner.MustSave) {
+			if in(c) && (c.backed || need[c.value]) && len(who) < 3 && (c.kept != "" || pr.Values[c.value].Policy == planner.MustSave) {
 				why := c.kept
 				if why == "" {
 					why = rep.reasons[c.value]
@@ -542,6 +544,9 @@ func (p *Policy) within(x *context, limit int64, in func(*candidate) bool, where
 		}
 		return bad(where, "%d bytes can't be met: what no policy may give up there takes %d: %s", limit, pinned, strings.Join(who, ", ")).
 			WithHint("give at least %d bytes", pinned)
+	}
+	if pinned > limit {
+		return unmet(pinned)
 	}
 	if p.open {
 		return nil
@@ -570,8 +575,6 @@ func (p *Policy) within(x *context, limit int64, in func(*candidate) bool, where
 		// cost/bytes, descending, without division
 		return cmp.Compare(float64(pr.Ops[b.op].Cost)*float64(a.bytes), float64(pr.Ops[a.op].Cost)*float64(b.bytes))
 	})
-	// need marks the values that the backward part reads, or that computing such a one again reads.
-	need := make([]bool, len(x.problem.Values))
 	var visit func(c *candidate)
 	visit = func(c *candidate) {
 		if c == nil || need[c.value] {
@@ -598,6 +601,12 @@ func (p *Policy) within(x *context, limit int64, in func(*candidate) bool, where
 		}
 		return n
 	}
+	// With nothing kept that need not be, what is pinned may have to stay for what is computed again.
+	least := sum()
+	if share {
+		limit = max(limit, least)
+		r.bound.limit = limit
+	}
 	for _, c := range open {
 		if c.bytes > limit {
 			continue
@@ -608,6 +617,9 @@ func (p *Policy) within(x *context, limit int64, in func(*candidate) bool, where
 		} else {
 			r.KeptBytes = n
 		}
+	}
+	if sum() > limit {
+		return unmet(least)
 	}
 	for _, c := range open {
 		if !c.keep {
