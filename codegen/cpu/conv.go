@@ -203,6 +203,9 @@ func (g *convGen) planRows() {
 			for _, images := range []struct{ n, times int64 }{{ni, g.Batch / ni}, {g.Batch % ni, 1}} {
 				t += images.times * (cols/nc*g.time(images.n*nc) + g.time(images.n*(cols%nc)))
 			}
+			if ni > 1 {
+				t += t / 16 // more code, and images lie apart
+			}
 			if t < best {
 				best, g.ni, g.nc = t, ni, nc
 			}
@@ -258,13 +261,13 @@ func (g *convGen) tiles() int64 {
 		attentionCeil(g.dim[2].Out, g.wb) * attentionCeil(g.og, g.ob)
 }
 
-// time estimates a tap of a micro-tile of n rows, in fma: at least as many as processors have on the way, and
-// one for the weights.
+// time estimates a tap of a micro-tile of n rows, in fma: at least 12, for fewer wait for one another, and one for
+// the weights.
 func (g *convGen) time(n int64) int64 {
 	if n == 0 {
 		return 0
 	}
-	return max(n*g.vecs, 8) + 1
+	return max(n*g.vecs, 12) + 1
 }
 
 // convTapsOf finds the taps that exist for output position p.
