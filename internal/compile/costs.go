@@ -44,7 +44,7 @@ const (
 	// A fused multiply-add of a vector, by family; that of packed contractions is in cpu.ContractCycles.
 	cyclesPerAttention = 1.12
 	cyclesPerGrouped   = 1.23
-	cyclesPerConv      = 1.6
+	cyclesPerConv      = 1.05
 )
 
 // Nanoseconds of one run.
