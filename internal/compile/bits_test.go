@@ -2,21 +2,16 @@ package compile_test
 
 import (
 	"context"
-	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"reprise/frontend"
 	"reprise/internal/compile"
-	"reprise/ir"
+	"reprise/internal/testprog"
 	"reprise/runtime"
-	"reprise/runtime/exe"
 )
 
 // small are the builtin models at sizes that compile and run in a blink, with odd shapes, dropout and
@@ -31,7 +26,7 @@ func small() []string {
 		"builtin:lstm,batch=3,seq=5,d=24,vocab=30",
 		"builtin:moe,layers=2,d=24,heads=2,seq=12,batch=2,vocab=30,hidden=20,experts=4",
 	}
-	if long() { // by default internal/models has them
+	if testprog.Long() { // by default internal/models has them
 		specs = append(specs,
 			"builtin:qwen,layers=2,d=32,heads=4,kv_heads=2,hidden=44,seq=20,batch=2,vocab=33",
 			"builtin:llama4,layers=2,d=32,heads=4,kv_heads=2,hidden=20,experts=4,nope_every=2,seq=12,batch=2,vocab=30",
@@ -41,18 +36,9 @@ func small() []string {
 	return specs
 }
 
-func long() bool { return os.Getenv("REPRISE_LONG") != "" }
-
 func name(spec string) string {
 	n, _, _ := strings.Cut(strings.TrimPrefix(spec, "builtin:"), ",")
 	return n
-}
-
-func load(t testing.TB, spec string, train bool) *frontend.Model {
-	t.Helper()
-	m, err := frontend.Load(spec, frontend.Options{Train: train})
-	require.NoError(t, err)
-	return m
 }
 
 func budget(t testing.TB, s string) compile.Budget {
@@ -62,70 +48,9 @@ func budget(t testing.TB, s string) compile.Budget {
 	return b
 }
 
-// libraryDriver is compiled once for all tests.
-var libraryDriver = func() func(t testing.TB) *exe.Driver {
-	var once sync.Once
-	var d *exe.Driver
-	var err error
-	return func(t testing.TB) *exe.Driver {
-		once.Do(func() {
-			var dir string
-			if dir, err = os.MkdirTemp("", "reprise-test-driver-"); err == nil {
-				d, err = exe.CompileDriver(context.Background(), dir, true)
-			}
-		})
-		require.NoError(t, err)
-		return d
-	}
-}()
+var lab = testprog.New(sweepSteps)
 
-// library compiles m to a shared library in a directory of the test.
-func library(t testing.TB, m *frontend.Model, o compile.Options) (path string, p *compile.Program) {
-	t.Helper()
-	o.NoMinimum, o.Shared, o.Driver, o.PlanSteps = true, true, libraryDriver(t), sweepSteps
-	path = filepath.Join(t.TempDir(), "m.so")
-	p, err := compile.Make(context.Background(), m, o, path)
-	require.NoError(t, err)
-	require.NoError(t, p.ProveOnce())
-	return path, p
-}
-
-// trace is everything that a run shows: the loss bits of each step and the state's hash.
-type trace struct {
-	loss  []string
-	state string
-}
-
-func run(t testing.TB, lib string, m *frontend.Model, steps, threads int) trace {
-	t.Helper()
-	i, err := runtime.Load(lib, runtime.Options{Seed: 11, Threads: threads})
-	require.NoError(t, err)
-	defer i.Close()
-	return steer(t, i, m, 0, steps)
-}
-
-// steer runs steps from … to−1 on an instance.
-func steer(t testing.TB, i *runtime.Instance, m *frontend.Model, from, to int) trace {
-	t.Helper()
-	var tr trace
-	for s := from; s < to; s++ {
-		for _, p := range m.Module.Func("step").Body.Params {
-			if p.Role() == ir.RoleInput {
-				x, err := compile.SyntheticInput(p, 5, s)
-				require.NoError(t, err)
-				require.NoError(t, i.Bind(p.Name, x.Data))
-			}
-		}
-		require.NoError(t, i.Step())
-		loss, err := i.Read("loss")
-		require.NoError(t, err)
-		tr.loss = append(tr.loss, fmt.Sprintf("%x", loss))
-	}
-	var err error
-	tr.state, err = i.StateSHA256()
-	require.NoError(t, err)
-	return tr
-}
+func TestMain(m *testing.M) { lab.Main(m) }
 
 // TestSameBits: loss bits of every step and the state after 20 steps depend on neither budget, threads,
 // instruction set, nor on which compilation made the program.
@@ -134,30 +59,30 @@ func TestSameBits(t *testing.T) {
 	for _, spec := range small() {
 		t.Run(name(spec), func(t *testing.T) {
 			t.Parallel()
-			m := load(t, spec, true)
+			m := testprog.Load(t, spec, true)
 			before := m.Module.String()
-			lib, all := library(t, m, compile.Options{})
-			want := run(t, lib, m, steps, 1)
-			require.NotEqual(t, want.loss[0], want.loss[steps-1], "the model learns nothing")
+			all := lab.Compile(t, m, compile.Options{})
+			want := all.Run(t, steps, 1)
+			require.NotEqual(t, want.Loss[0], want.Loss[steps-1], "the model learns nothing")
 			for _, threads := range []int{2, 3} {
-				assert.Equal(t, want, run(t, lib, m, steps, threads), "%d threads", threads)
+				assert.Equal(t, want, all.Run(t, steps, threads), "%d threads", threads)
 			}
-			least, err := compile.Plan(context.Background(), m, compile.Options{Budget: compile.Budget{Min: true}, PlanSteps: sweepSteps})
-			require.NoError(t, err)
-			lo, hi := least.Report.MinBudgetBytes, all.Report.ArenaBytes
+			least := lab.Compile(t, m, smallest())
+			assert.Equal(t, want, least.Run(t, steps, 1), "the smallest budget")
+			lo, hi := least.Report.ArenaBytes, all.Report.ArenaBytes
 			assert.Less(t, lo, hi)
-			budgets := []int64{lo, (lo + hi) / 2}
-			if long() {
+			budgets := []int64{(lo + hi) / 2}
+			if testprog.Long() {
 				budgets = nil
 				for k := range int64(10) {
 					budgets = append(budgets, lo+(hi-lo)*k/9)
 				}
 			}
 			for k, b := range budgets {
-				target := []string{"cpu:x86-64-v3", "cpu:x86-64-v4"}[k%2]
-				lib, p := library(t, m, compile.Options{Budget: compile.Budget{Bytes: b}, Target: target})
+				target := []string{"cpu:x86-64-v4", "cpu:x86-64-v3"}[k%2]
+				p := lab.Compile(t, m, compile.Options{Budget: compile.Budget{Bytes: b}, Target: target})
 				assert.LessOrEqual(t, p.Report.ArenaBytes, b)
-				assert.Equal(t, want, run(t, lib, m, steps, 1+k%3), "budget %d of %d … %d on %s", b, lo, hi, target)
+				assert.Equal(t, want, p.Run(t, steps, 2+k%2), "budget %d of %d … %d on %s", b, lo, hi, target)
 			}
 			assert.Equal(t, before, m.Module.String(), "compilation changed its input")
 		})
@@ -167,22 +92,27 @@ func TestSameBits(t *testing.T) {
 // TestResumeEqualsUnbroken: a run that is saved and goes on in another process's memory ends in the same
 // state as one that was not.
 func TestResumeEqualsUnbroken(t *testing.T) {
-	m := load(t, small()[1], true)
-	lib, _ := library(t, m, compile.Options{Budget: budget(t, "90%")})
-	want := run(t, lib, m, 6, 2)
-	i, err := runtime.Load(lib, runtime.Options{Seed: 11})
+	m := testprog.Load(t, small()[1], true)
+	p := lab.Compile(t, m, smallest())
+	want := p.Run(t, 6, 2)
+	i, err := runtime.Load(p.Library, runtime.Options{Seed: testprog.Seed})
 	require.NoError(t, err)
-	first := steer(t, i, m, 0, 3)
+	first := testprog.Steer(t, i, m, 0, 3)
 	file := filepath.Join(t.TempDir(), "s.safetensors")
 	require.NoError(t, i.Save(file))
 	require.NoError(t, i.Close())
-	j, err := runtime.Load(lib, runtime.Options{Seed: 99})
+	j, err := runtime.Load(p.Library, runtime.Options{Seed: 99})
 	require.NoError(t, err)
 	defer j.Close()
 	require.NoError(t, j.Resume(file))
-	second := steer(t, j, m, 3, 6)
-	assert.Equal(t, want.loss, append(first.loss, second.loss...))
-	assert.Equal(t, want.state, second.state)
+	second := testprog.Steer(t, j, m, 3, 6)
+	assert.Equal(t, want.Loss, append(first.Loss, second.Loss...))
+	assert.Equal(t, want.State, second.State)
+}
+
+// smallest is the program that more than one test looks at.
+func smallest() compile.Options {
+	return compile.Options{Budget: compile.Budget{Min: true}, Target: "cpu:x86-64-v3"}
 }
 
 // sweepSteps keeps the planner's search short where the promise, not the plan's quality, is tested.
@@ -192,13 +122,13 @@ const sweepSteps = 500
 // within it. Below the smallest, the error says what is the least.
 func TestEveryBudget(t *testing.T) {
 	n := 24
-	if long() {
+	if testprog.Long() {
 		n = 200
 	}
 	for _, spec := range small() {
 		t.Run(name(spec), func(t *testing.T) {
 			t.Parallel()
-			m := load(t, spec, true)
+			m := testprog.Load(t, spec, true)
 			c, err := compile.Pareto(context.Background(), m, compile.Options{PlanSteps: sweepSteps}, n)
 			require.NoError(t, err)
 			require.Less(t, c.MinBudgetBytes, c.SaveAllPeakBytes)

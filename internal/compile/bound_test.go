@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"reprise/internal/compile"
+	"reprise/internal/testprog"
 )
 
 // TestBoundAtTheSmallestBudget: the plan of the smallest budget carries a bound on all plans of that budget, not the cost of
@@ -15,7 +16,7 @@ import (
 func TestBoundAtTheSmallestBudget(t *testing.T) {
 	raised := 0
 	for _, spec := range []string{small()[1], small()[3], small()[4]} {
-		m := load(t, spec, true)
+		m := testprog.Load(t, spec, true)
 		o := compile.Options{Budget: compile.Budget{Min: true}, PlanSteps: sweepSteps}
 		least, err := compile.Plan(context.Background(), m, o)
 		require.NoError(t, err)

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"reprise/internal/compile"
+	"reprise/internal/testprog"
 )
 
 // TestShareOfChecks: what every compilation checks (the verifier after each pass, every plan and layout that is a
@@ -14,16 +15,16 @@ import (
 // twentieth of its time.
 func TestShareOfChecks(t *testing.T) {
 	spec, budgets := small()[1], []string{"90%"}
-	if long() {
+	if testprog.Long() {
 		spec, budgets = "builtin:gpt", []string{"50%", "min"}
 	}
 	for _, b := range budgets {
-		p, err := compile.Compile(context.Background(), load(t, spec, true), compile.Options{Budget: budget(t, b)})
+		p, err := compile.Compile(context.Background(), testprog.Load(t, spec, true), compile.Options{Budget: budget(t, b)})
 		require.NoError(t, err)
 		share := p.Report.CheckSeconds / p.Report.CompileSeconds
 		t.Logf("%s at %s: checks take %.3f s of %.2f s, %.2f %%", spec, b, p.Report.CheckSeconds, p.Report.CompileSeconds, 100*share)
 		require.Positive(t, p.Report.CheckSeconds)
-		if long() {
+		if testprog.Long() {
 			require.LessOrEqual(t, share, 0.05)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 
 	"reprise/frontend"
 	"reprise/internal/compile"
+	"reprise/internal/testprog"
 )
 
 // Isolation: a compilation is a function of its arguments. What other compilations of the process did before, after
@@ -45,7 +46,7 @@ func everything(m *frontend.Model, o compile.Options) (string, error) {
 // binary is the hash of the executable that is made of a model.
 func binary(t *testing.T, m *frontend.Model, o compile.Options) (string, *compile.Program) {
 	t.Helper()
-	o.NoMinimum, o.PlanSteps = true, sweepSteps
+	o.NoMinimum, o.PlanSteps, o.Driver = true, sweepSteps, lab.Driver(t)
 	p, err := compile.Make(context.Background(), m, o, filepath.Join(t.TempDir(), "m"))
 	require.NoError(t, err)
 	return p.Report.BinarySHA256, p
@@ -56,19 +57,19 @@ func binary(t *testing.T, m *frontend.Model, o compile.Options) (string, *compil
 // compute the same bits (P001).
 func TestOneDescriptionWithAndWithoutRemat(t *testing.T) {
 	specs := small()[:1]
-	if long() {
+	if testprog.Long() {
 		specs = small()
 	}
 	for _, spec := range specs {
 		t.Run(name(spec), func(t *testing.T) {
 			t.Parallel()
-			m := load(t, spec, true)
+			m := testprog.Load(t, spec, true)
 			before := sha256.Sum256([]byte(m.Module.String()))
 			ways := []compile.Options{{}, {Budget: budget(t, "92%")}}
 			var alone [2]string
 			for k, o := range ways {
 				var err error
-				alone[k], err = everything(load(t, spec, true), o)
+				alone[k], err = everything(testprog.Load(t, spec, true), o)
 				require.NoError(t, err)
 			}
 			require.NotEqual(t, alone[0], alone[1])
@@ -97,10 +98,9 @@ func TestOneDescriptionWithAndWithoutRemat(t *testing.T) {
 				assert.Equal(t, alone[i%2], s, "goroutine %d", i)
 			}
 			assert.Equal(t, before, sha256.Sum256([]byte(m.Module.String())), "compilation changed its input")
-			plain, _ := library(t, m, ways[0])
-			planned, p := library(t, m, ways[1])
-			require.Positive(t, p.Report.Recomputed)
-			assert.Equal(t, run(t, plain, m, 3, 1), run(t, planned, m, 3, 2))
+			planned := lab.Compile(t, m, ways[1])
+			require.Positive(t, planned.Report.Recomputed)
+			assert.Equal(t, lab.Compile(t, m, ways[0]).Run(t, 3, 1), planned.Run(t, 3, 2))
 		})
 	}
 }
@@ -109,7 +109,7 @@ func TestOneDescriptionWithAndWithoutRemat(t *testing.T) {
 // nothing of recomputation; training programs of the model that were made before change nothing in it.
 func TestInferenceHasNoTraceOfRemat(t *testing.T) {
 	spec := small()[1]
-	m := load(t, spec, false)
+	m := testprog.Load(t, spec, false)
 	alone, p := binary(t, m, compile.Options{})
 	assert.Zero(t, p.Report.Recomputed)
 	assert.Zero(t, p.Report.RecomputeNs)
@@ -118,7 +118,7 @@ func TestInferenceHasNoTraceOfRemat(t *testing.T) {
 	for _, op := range p.Ops {
 		assert.Zero(t, op.Clone)
 	}
-	_, err := compile.Plan(context.Background(), load(t, spec, true), compile.Options{Budget: compile.Budget{Min: true}, PlanSteps: sweepSteps})
+	_, err := compile.Plan(context.Background(), testprog.Load(t, spec, true), compile.Options{Budget: compile.Budget{Min: true}, PlanSteps: sweepSteps})
 	require.NoError(t, err)
 	again, _ := binary(t, m, compile.Options{Budget: compile.Budget{Bytes: 1 << 40}})
 	assert.Equal(t, alone, again)
@@ -127,7 +127,7 @@ func TestInferenceHasNoTraceOfRemat(t *testing.T) {
 // TestThirtyCompilationsAreOne: the same model thirty times: plan, program and explanation are the same bytes,
 // and so is the executable.
 func TestThirtyCompilationsAreOne(t *testing.T) {
-	m := load(t, small()[0], true)
+	m := testprog.Load(t, small()[0], true)
 	o := compile.Options{Budget: budget(t, "92%")}
 	first, err := everything(m, o)
 	require.NoError(t, err)
@@ -137,7 +137,7 @@ func TestThirtyCompilationsAreOne(t *testing.T) {
 		require.Equal(t, first, got)
 	}
 	n := 2
-	if long() {
+	if testprog.Long() {
 		n = 30
 	}
 	want, _ := binary(t, m, o)
@@ -151,16 +151,17 @@ func TestThirtyCompilationsAreOne(t *testing.T) {
 // the bytes that they give alone.
 func TestCompilationIsPure(t *testing.T) {
 	specs := []string{small()[0], small()[1], small()[5]}
-	if long() {
+	if testprog.Long() {
 		specs = small()
 	}
+	driver := lab.Driver(t)
 	sum := func(spec, b string) string {
 		m, err := frontend.Load(spec, frontend.Options{Train: true})
 		if err != nil {
 			return err.Error()
 		}
 		bg, _ := compile.ParseBudget(b)
-		p, err := compile.Make(context.Background(), m, compile.Options{Budget: bg, NoMinimum: true, PlanSteps: sweepSteps}, filepath.Join(t.TempDir(), "m"))
+		p, err := compile.Make(context.Background(), m, compile.Options{Budget: bg, NoMinimum: true, PlanSteps: sweepSteps, Driver: driver}, filepath.Join(t.TempDir(), "m"))
 		if err != nil {
 			return err.Error()
 		}

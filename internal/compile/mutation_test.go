@@ -15,6 +15,7 @@ import (
 	"reprise/internal/compile"
 	"reprise/internal/diag"
 	"reprise/internal/fuzz"
+	"reprise/internal/testprog"
 )
 
 // mutable are small models with everything that a plan can break: dropout, statistics, routing, loops that were
@@ -35,7 +36,7 @@ func mutable() []string {
 // computes; of one that they do not find, every bit of two steps is as before.
 func TestMutations(t *testing.T) {
 	total := 500
-	if long() {
+	if testprog.Long() {
 		total = 10000
 	}
 	var rare []int // kinds for which few programs give an occasion come by more often
@@ -52,7 +53,7 @@ func TestMutations(t *testing.T) {
 		for k, spec := range mutable() {
 			t.Run(name(spec), func(t *testing.T) {
 				t.Parallel()
-				m := load(t, spec, strings.HasPrefix(spec, "builtin:"))
+				m := testprog.Load(t, spec, strings.HasPrefix(spec, "builtin:"))
 				r := rand.New(rand.NewPCG(uint64(k), 99))
 				share := []float64{0, 0.3}[k%2]
 				h, err := compile.NewMutable(m, share, k == len(mutable())-1)
@@ -135,7 +136,7 @@ func simulated(t *testing.T, m *frontend.Model, mt *compile.Mutant) []map[string
 // program in which nothing is fused.
 func TestReadersComputeTheSame(t *testing.T) {
 	seeds := uint64(70)
-	if long() {
+	if testprog.Long() {
 		seeds = 3000
 	}
 	models, programs := 0, 0

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"reprise/internal/compile"
+	"reprise/internal/testprog"
 	"reprise/passes/policy"
 )
 
@@ -47,21 +48,20 @@ func TestPoliciesKeepBits(t *testing.T) {
 	specs := []string{all[1], all[3], all[6]} // gpt, cnn, moe
 	for k, spec := range specs {
 		t.Run(name(spec), func(t *testing.T) {
-			m := load(t, spec, true)
-			lib, _ := library(t, m, compile.Options{})
-			want := run(t, lib, m, 3, 2)
+			m := testprog.Load(t, spec, true)
+			want := lab.Compile(t, m, compile.Options{}).Run(t, 3, 2)
 			list := tried(t)
-			if !long() {
+			if !testprog.Long() {
 				list = []*policy.Policy{list[[]int{8, 0, 2}[k]]}
 			}
 			for _, p := range list {
 				budgets := []compile.Budget{{}}
-				if long() {
+				if testprog.Long() {
 					budgets = append(budgets, compile.Budget{Min: true})
 				}
 				for _, b := range budgets {
-					lib, prog := library(t, m, compile.Options{Policy: p, Budget: b})
-					require.Equal(t, want, run(t, lib, m, 3, 1), "%s at %v", p.Name(), b)
+					prog := lab.Compile(t, m, compile.Options{Policy: p, Budget: b})
+					require.Equal(t, want, prog.Run(t, 3, 1), "%s at %v", p.Name(), b)
 					require.NotNil(t, prog.Report.Policy)
 				}
 			}
@@ -72,7 +72,7 @@ func TestPoliciesKeepBits(t *testing.T) {
 func plan(t testing.TB, spec string, train bool, o compile.Options) *compile.Program {
 	t.Helper()
 	o.NoMinimum, o.PlanSteps = true, sweepSteps
-	p, err := compile.Plan(context.Background(), load(t, spec, train), o)
+	p, err := compile.Plan(context.Background(), testprog.Load(t, spec, train), o)
 	require.NoError(t, err)
 	return p
 }
@@ -80,7 +80,7 @@ func plan(t testing.TB, spec string, train bool, o compile.Options) *compile.Pro
 // TestP063SamePlan: planned again and again, a policy gives the same plan and report, byte for byte.
 func TestP063SamePlan(t *testing.T) {
 	times := 4
-	if long() {
+	if testprog.Long() {
 		times = 20
 	}
 	for _, o := range []compile.Options{
@@ -116,10 +116,9 @@ func withoutTimes(text string) string {
 
 // TestInferenceHasNoTraceOfPolicies: an inference library has the same bytes with a policy and without.
 func TestInferenceHasNoTraceOfPolicies(t *testing.T) {
-	m := load(t, small()[0], false)
+	m := testprog.Load(t, small()[0], false)
 	bytes := func(p *policy.Policy) []byte {
-		lib, _ := library(t, m, compile.Options{Policy: p, Budget: compile.Budget{Percent: 100}})
-		b, err := os.ReadFile(lib)
+		b, err := os.ReadFile(lab.Compile(t, m, compile.Options{Policy: p, Budget: compile.Budget{Percent: 100}}).Library)
 		require.NoError(t, err)
 		return b
 	}
@@ -162,7 +161,7 @@ func TestPolicyReport(t *testing.T) {
 // TestUnmeetableUnderPolicy: the error names the lines that have a say, and what would do without them.
 func TestUnmeetableUnderPolicy(t *testing.T) {
 	spec := "builtin:gpt,layers=4,d=32,heads=2,seq=32,batch=4,vocab=40,dropout=0"
-	_, err := compile.Plan(context.Background(), load(t, spec, true), compile.Options{NoMinimum: true, PlanSteps: sweepSteps,
+	_, err := compile.Plan(context.Background(), testprog.Load(t, spec, true), compile.Options{NoMinimum: true, PlanSteps: sweepSteps,
 		Policy: rules(t, "", "must save layer=layers.*.mlp", "must save op=attention"), Budget: compile.Budget{Percent: 60}})
 	var b *compile.BudgetError
 	require.True(t, errors.As(err, &b), "%v", err)
@@ -175,7 +174,7 @@ func TestUnmeetableUnderPolicy(t *testing.T) {
 // TestComparePolicy: under the policy and in the same bytes without it; ours is never dearer.
 func TestComparePolicy(t *testing.T) {
 	spec := "builtin:gpt,layers=3,d=32,heads=2,seq=32,batch=4,vocab=40,dropout=0"
-	c, err := compile.ComparePolicy(context.Background(), load(t, spec, true), compile.Options{Policy: rules(t, "dots_saveable"), PlanSteps: sweepSteps})
+	c, err := compile.ComparePolicy(context.Background(), testprog.Load(t, spec, true), compile.Options{Policy: rules(t, "dots_saveable"), PlanSteps: sweepSteps})
 	require.NoError(t, err)
 	require.LessOrEqual(t, c.SameBytes.CostNs, c.UnderPolicy.CostNs)
 	require.LessOrEqual(t, c.SameBytes.ArenaBytes, c.UnderPolicy.ArenaBytes)
@@ -184,16 +183,16 @@ func TestComparePolicy(t *testing.T) {
 		require.LessOrEqual(t, c.SameOverhead.CostNs, c.UnderPolicy.CostNs)
 		require.Less(t, c.SameOverhead.ArenaBytes, c.UnderPolicy.ArenaBytes)
 	}
-	_, err = compile.ComparePolicy(context.Background(), load(t, spec, false), compile.Options{Policy: rules(t, "full")})
+	_, err = compile.ComparePolicy(context.Background(), testprog.Load(t, spec, false), compile.Options{Policy: rules(t, "full")})
 	require.ErrorContains(t, err, "no backward part")
-	_, err = compile.ComparePolicy(context.Background(), load(t, spec, true), compile.Options{})
+	_, err = compile.ComparePolicy(context.Background(), testprog.Load(t, spec, true), compile.Options{})
 	require.ErrorContains(t, err, "no policy to compare with")
 }
 
 // TestFrozenCostsNothing (P053's kin): parameters that are not trained and inputs are in memory anyway; no rule counts
 // them, and a rule about them says so.
 func TestFrozenCostsNothing(t *testing.T) {
-	_, err := compile.Plan(context.Background(), load(t, small()[1], true), compile.Options{NoMinimum: true, PlanSteps: sweepSteps,
+	_, err := compile.Plan(context.Background(), testprog.Load(t, small()[1], true), compile.Options{NoMinimum: true, PlanSteps: sweepSteps,
 		Policy: rules(t, "", "must save value=tokens")})
 	require.ErrorContains(t, err, "tokens is an input: it is in memory from start to end")
 }
@@ -204,7 +203,7 @@ func TestPolicyFromFile(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte("# all layers\nuse full\n\nmust save op=attentoin # a slip\n"), 0o666))
 	p, err := policy.Load(file)
 	require.NoError(t, err)
-	_, err = compile.Plan(context.Background(), load(t, small()[1], true), compile.Options{NoMinimum: true, PlanSteps: sweepSteps, Policy: p})
+	_, err = compile.Plan(context.Background(), testprog.Load(t, small()[1], true), compile.Options{NoMinimum: true, PlanSteps: sweepSteps, Policy: p})
 	require.EqualError(t, err, file+":4: rule \"must save op=attentoin\" matches nothing: no op \"attentoin\"\n  hint: did you mean attention?")
 }
 

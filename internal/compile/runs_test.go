@@ -9,9 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"reprise/frontend"
 	"reprise/internal/compile"
-	"reprise/ir"
+	"reprise/internal/testprog"
 	"reprise/runtime"
 )
 
@@ -20,26 +19,24 @@ import (
 // steps it counts in have the same bits.
 func TestP125Counts(t *testing.T) {
 	specs := []string{"../trace/testdata/control.ir"}
-	if long() {
+	if testprog.Long() {
 		specs = append(specs, small()...)
 	}
 	for _, spec := range specs {
 		t.Run(name(spec), func(t *testing.T) {
 			t.Parallel()
 			const steps = 2
-			m := load(t, spec, strings.HasPrefix(spec, "builtin:"))
-			executed := func(b compile.Budget) (map[[2]int]int64, *compile.Program, string) {
-				lib, p := library(t, m, compile.Options{Budget: b})
-				i, err := runtime.Load(lib, runtime.Options{Seed: 1, Threads: 2})
-				require.NoError(t, err)
-				defer i.Close()
+			m := testprog.Load(t, spec, strings.HasPrefix(spec, "builtin:"))
+			executed := func(b compile.Budget) (map[[2]int]int64, *testprog.Program, string) {
+				p := lab.Compile(t, m, compile.Options{Budget: b})
+				i := p.Start(t, runtime.Options{Seed: 1, Threads: 2})
 				require.NoError(t, i.Count())
-				tr := trace{}
+				tr := testprog.Trace{}
 				if m.Train {
-					tr = steer(t, i, m, 0, steps)
+					tr = testprog.Steer(t, i, m, 0, steps)
 				} else {
 					for s := range steps {
-						bind(t, i, m, s)
+						testprog.Feed(t, i, m, s, nil)
 						require.NoError(t, i.Step())
 					}
 				}
@@ -53,7 +50,7 @@ func TestP125Counts(t *testing.T) {
 					}
 					sum[[2]int{op.ID, op.Sub}] += counts[k]
 				}
-				return sum, p, tr.state
+				return sum, p, tr.State
 			}
 			all, _, want := executed(compile.Budget{})
 			got, p, state := executed(compile.Budget{Min: true})
@@ -69,20 +66,9 @@ func TestP125Counts(t *testing.T) {
 	}
 }
 
-func bind(t testing.TB, i *runtime.Instance, m *frontend.Model, step int) {
-	t.Helper()
-	for _, p := range m.Module.Func("step").Body.Params {
-		if p.Role() == ir.RoleInput {
-			x, err := compile.SyntheticInput(p, 5, step)
-			require.NoError(t, err)
-			require.NoError(t, i.Bind(p.Name, x.Data))
-		}
-	}
-}
-
 // TestCountsOfAnExecutable: the program itself prints them.
 func TestCountsOfAnExecutable(t *testing.T) {
-	m := load(t, small()[0], true)
+	m := testprog.Load(t, small()[0], true)
 	out := filepath.Join(t.TempDir(), "m")
 	p, err := compile.Make(context.Background(), m, compile.Options{Budget: compile.Budget{Min: true}, PlanSteps: sweepSteps}, out)
 	require.NoError(t, err)

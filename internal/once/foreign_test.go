@@ -19,6 +19,7 @@ import (
 	"reprise/frontend/nn"
 	"reprise/internal/compile"
 	"reprise/internal/diag"
+	"reprise/internal/testprog"
 	"reprise/ir"
 	"reprise/ir/dtype"
 	"reprise/ir/interp"
@@ -158,13 +159,13 @@ func TestForeignKernel(t *testing.T) {
 	dir := t.TempDir()
 	lib := foreignLibrary(t, dir)
 	m := foreignNet(t, cube(lib))
-	all, _ := library(t, m, compile.Options{})
-	want := run(t, all, m, 4, 1)
-	least, p := library(t, m, compile.Options{Budget: compile.Budget{Min: true}})
+	all := lab.Compile(t, m, compile.Options{})
+	want := all.Run(t, 4, 1)
+	p := lab.Compile(t, m, compile.Options{Budget: compile.Budget{Min: true}})
 	assert.Positive(t, p.Report.Recomputed)
 	assert.Empty(t, p.Report.NoCostModel)
 	for _, threads := range []int{1, 3} {
-		assert.Equal(t, want, run(t, least, m, 4, threads))
+		assert.Equal(t, want, p.Run(t, 4, threads))
 	}
 
 	ref, err := compile.Reference(m.Module)
@@ -178,11 +179,11 @@ func TestForeignKernel(t *testing.T) {
 	state["x"], state["step"], state["key"] = in, tensor.Of([]int64{0}), tensor.Key(11, 0, 0)
 	got, err := interp.RunNamed(ref.Func("step"), state, opt)
 	require.NoError(t, err)
-	assert.Equal(t, want.loss[0], fmt.Sprintf("%x", got["loss"].Data))
+	assert.Equal(t, want.Loss[0], fmt.Sprintf("%x", got["loss"].Data))
 
 	near := foreignNet(t, cube("libk.so"))
 	bin := filepath.Join(dir, "model")
-	_, err = compile.Make(context.Background(), near, compile.Options{NoMinimum: true, PlanSteps: sweepSteps}, bin)
+	_, err = compile.Make(context.Background(), near, compile.Options{NoMinimum: true, PlanSteps: planSteps}, bin)
 	require.NoError(t, err)
 	out, err := exec.Command(bin, "--steps", "2", "--json").Output()
 	require.NoError(t, err)
@@ -226,7 +227,7 @@ func TestForeignCost(t *testing.T) {
 		m := foreignNet(t, func(s *nn.Scope, x *nn.Tensor) *nn.Tensor {
 			return s.Foreign(nn.Foreign{Library: "libk.so", Symbol: "cube", Determinism: "exact", CostNs: cost, VJP: "cube_vjp"}, []ir.Type{x.Type}, x)[0]
 		})
-		p, err := compile.Plan(context.Background(), m, compile.Options{Budget: compile.Budget{Percent: 90}, NoMinimum: true, PlanSteps: sweepSteps})
+		p, err := compile.Plan(context.Background(), m, compile.Options{Budget: compile.Budget{Percent: 90}, NoMinimum: true, PlanSteps: 500})
 		require.NoError(t, err)
 		return p
 	}
@@ -256,7 +257,7 @@ func calls(t testing.TB, lib, name string) int {
 // decisions after it. (P002, P022)
 func TestUnknownRunsOnce(t *testing.T) {
 	t.Parallel()
-	var traces []trace
+	var traces []testprog.Trace
 	for _, b := range []compile.Budget{{}, {Min: true}} {
 		dir := t.TempDir()
 		lib := foreignLibrary(t, dir) // a file of its own: its counter starts at 0
@@ -268,13 +269,13 @@ func TestUnknownRunsOnce(t *testing.T) {
 			y, balance := s.Inf("layers.0").MoE("moe", x, 2, 1, 8, nn.WithInit(nn.Normal(0.5)))
 			return s.Add(s.MeanAll(s.Square(y)), balance)
 		}})
-		path, p := library(t, m, compile.Options{Budget: b})
+		p := lab.Compile(t, m, compile.Options{Budget: b})
 		assert.Contains(t, p.Proof.Once, compile.Count{Op: "foreign", Why: "order", Before: 2, Planned: 2})
 		assert.Contains(t, p.Proof.Once, compile.Count{Op: "top_k", Why: "choice", Before: 1, Planned: 1})
-		i, err := runtime.Load(path, runtime.Options{Seed: 11, Threads: 2})
+		i, err := runtime.Load(p.Library, runtime.Options{Seed: 11, Threads: 2})
 		require.NoError(t, err)
 		require.NoError(t, i.Count())
-		traces = append(traces, steer(t, i, m, 3))
+		traces = append(traces, testprog.Steer(t, i, m, 0, 3))
 		assert.Equal(t, 3, calls(t, lib, "noisy_calls"))
 		counts, err := i.Counts()
 		require.NoError(t, err)
@@ -295,12 +296,12 @@ func TestHostEffectHappensOnce(t *testing.T) {
 		y := s.Foreign(nn.Foreign{Library: lib, Symbol: "host", Determinism: "exact", Effect: "host"}, []ir.Type{x.Type}, s.Op("stop_gradient", []*nn.Tensor{x}))[0]
 		return s.Gelu(s.Add(x, s.Op("stop_gradient", []*nn.Tensor{s.Scale(y, 0.5)})))
 	})
-	path, p := library(t, m, compile.Options{Budget: compile.Budget{Min: true}})
+	p := lab.Compile(t, m, compile.Options{Budget: compile.Budget{Min: true}})
 	assert.Positive(t, p.Proof.Clones)
-	i, err := runtime.Load(path, runtime.Options{Threads: 2})
+	i, err := runtime.Load(p.Library, runtime.Options{Threads: 2})
 	require.NoError(t, err)
 	defer i.Close()
-	steer(t, i, m, 3)
+	testprog.Steer(t, i, m, 0, 3)
 	assert.Equal(t, 9, calls(t, lib, "host_calls"))
 }
 
@@ -312,10 +313,10 @@ func TestKeyedForeign(t *testing.T) {
 	m := foreignNet(t, func(s *nn.Scope, x *nn.Tensor) *nn.Tensor {
 		return s.Foreign(nn.Foreign{Library: lib, Symbol: "rrelu", Determinism: "keyed", CostNs: 100, VJP: "rrelu_vjp"}, []ir.Type{x.Type, x.Type}, x, s.Key())[0]
 	})
-	all, _ := library(t, m, compile.Options{})
-	least, p := library(t, m, compile.Options{Budget: compile.Budget{Min: true}})
+	all := lab.Compile(t, m, compile.Options{})
+	p := lab.Compile(t, m, compile.Options{Budget: compile.Budget{Min: true}})
 	assert.Positive(t, p.Proof.Clones)
-	assert.Equal(t, run(t, all, m, 3, 1), run(t, least, m, 3, 2))
+	assert.Equal(t, all.Run(t, 3, 1), p.Run(t, 3, 2))
 }
 
 // TestProbe: every kernel of a model with dropout, a router and state is what it is declared to be, and of foreign
@@ -324,8 +325,8 @@ func TestKeyedForeign(t *testing.T) {
 func TestProbe(t *testing.T) {
 	t.Parallel()
 	probe := func(m *frontend.Model, n int) []compile.Probed {
-		lib, p := library(t, m, compile.Options{Budget: compile.Budget{Min: true}})
-		found, err := p.Probe(lib, n, 3, func(v *ir.Value) ([]byte, error) {
+		p := lab.Compile(t, m, compile.Options{Budget: compile.Budget{Min: true}})
+		found, err := p.Probe(p.Library, n, 3, func(v *ir.Value) ([]byte, error) {
 			x, err := compile.SyntheticInput(v, 7, 0)
 			require.NoError(t, err)
 			return x.Data, nil
@@ -334,7 +335,7 @@ func TestProbe(t *testing.T) {
 		require.NotEmpty(t, found)
 		return found
 	}
-	for _, k := range probe(load(t, "builtin:moe,layers=1,d=24,heads=2,seq=12,batch=2,vocab=30,hidden=20,experts=4,dropout=0.2", true), 6) {
+	for _, k := range probe(testprog.Load(t, "builtin:moe,layers=1,d=24,heads=2,seq=12,batch=2,vocab=30,hidden=20,experts=4,dropout=0.2", true), 6) {
 		assert.Equal(t, 1, k.Distinct, "%+v", k)
 		assert.NoError(t, k.Error())
 	}

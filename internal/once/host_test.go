@@ -2,13 +2,10 @@ package once
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"fmt"
 	"math"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -19,6 +16,7 @@ import (
 	"reprise/frontend"
 	"reprise/frontend/nn"
 	"reprise/internal/compile"
+	"reprise/internal/testprog"
 	"reprise/ir"
 	"reprise/ir/dtype"
 	"reprise/ir/interp"
@@ -39,33 +37,6 @@ func said(t testing.TB, program string, args ...string) (stdout, stderr string, 
 		require.ErrorAs(t, e, &exit)
 	}
 	return out.String(), err.String(), c.ProcessState.ExitCode()
-}
-
-// standalone makes the driver of executables once.
-var standalone = sync.OnceValues(func() (*exe.Driver, error) {
-	w, err := shared()
-	if err != nil {
-		return nil, err
-	}
-	dir := filepath.Join(w.dir, "standalone")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return nil, err
-	}
-	return exe.CompileDriver(context.Background(), dir, false)
-})
-
-// executable compiles m to an executable in a directory of the test.
-func executable(t testing.TB, m *frontend.Model, o compile.Options) (path string, p *compile.Program) {
-	t.Helper()
-	w, err := shared()
-	require.NoError(t, err)
-	driver, err := standalone()
-	require.NoError(t, err)
-	o.NoMinimum, o.Driver, o.Objects, o.PlanSteps = true, driver, &w.objects, sweepSteps
-	path = filepath.Join(t.TempDir(), "m")
-	p, err = compile.Make(context.Background(), m, o, path)
-	require.NoError(t, err)
-	return path, p
 }
 
 // talkative has three layers, each of which prints in its middle what recomputation passes by, and asserts at its
@@ -99,7 +70,7 @@ func TestPrintAndAssertOnce(t *testing.T) {
 	m := talkative(t, 3)
 	want := ""
 	for k, o := range []compile.Options{{}, {Budget: compile.Budget{Min: true}}} {
-		path, p := executable(t, m, o)
+		path, p := lab.Executable(t, m, o)
 		assert.Equal(t, k > 0, p.Proof.Clones > 0)
 		_, text, status := said(t, path, "--steps=3", fmt.Sprint("--threads=", 1+k), "--quiet")
 		assert.Zero(t, status, text)
@@ -122,11 +93,11 @@ func TestPrintAndAssertOnce(t *testing.T) {
 		assert.Contains(t, out, `assertion failed: too many steps (element 0 of 1 is false)`)
 		assert.Equal(t, 1, strings.Count(strings.TrimPrefix(text, want), "\n"), text)
 	}
-	path, _ := library(t, m, compile.Options{Budget: compile.Budget{Min: true}})
-	i, err := runtime.Load(path, runtime.Options{Threads: 2})
+	path := lab.Compile(t, m, compile.Options{Budget: compile.Budget{Min: true}})
+	i, err := runtime.Load(path.Library, runtime.Options{Threads: 2})
 	require.NoError(t, err)
 	defer i.Close()
-	steer(t, i, m, 3)
+	testprog.Steer(t, i, m, 0, 3)
 	var e *exe.Error
 	require.ErrorAs(t, i.Step(), &e)
 	assert.Equal(t, "assert", e.Code)
@@ -189,7 +160,7 @@ func TestPrintedNumbers(t *testing.T) {
 	want.WriteString("no values, one line\n")
 	mod, err := ir.Parse(ops.Table(), "numbers.ir", text)
 	require.NoError(t, err)
-	path, _ := executable(t, &frontend.Model{Name: "numbers", Module: mod}, compile.Options{})
+	path, _ := lab.Executable(t, &frontend.Model{Name: "numbers", Module: mod}, compile.Options{})
 	_, got, status := said(t, path, "--quiet")
 	assert.Zero(t, status)
 	assert.Equal(t, want.String(), got)

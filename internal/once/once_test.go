@@ -15,6 +15,7 @@ import (
 	"reprise/frontend"
 	"reprise/frontend/nn"
 	"reprise/internal/compile"
+	"reprise/internal/testprog"
 	"reprise/ir"
 	"reprise/ir/dtype"
 	"reprise/ir/interp"
@@ -69,11 +70,11 @@ func TestStateOnce(t *testing.T) {
 	t.Parallel()
 	for _, micro := range []int{1, 2} {
 		m := stateful(t, micro)
-		var want trace
+		var want testprog.Trace
 		var metric []byte
 		for k, b := range []compile.Budget{{}, {Min: true}} {
 			const steps = 5
-			lib, p := library(t, m, compile.Options{Budget: b})
+			p := lab.Compile(t, m, compile.Options{Budget: b})
 			step := m.Module.Func("step")
 			states := 0
 			for _, v := range step.Body.Params {
@@ -83,9 +84,9 @@ func TestStateOnce(t *testing.T) {
 			}
 			assert.Equal(t, states, p.Proof.States)
 			assert.Zero(t, p.Proof.Twice)
-			i, err := runtime.Load(lib, runtime.Options{Seed: 11, Threads: 1 + k})
+			i, err := runtime.Load(p.Library, runtime.Options{Seed: 11, Threads: 1 + k})
 			require.NoError(t, err)
-			got := steer(t, i, m, steps)
+			got := testprog.Steer(t, i, m, 0, steps)
 			assert.Equal(t, int64(steps*micro), total(t, i, "layers.0.bn.batches", 8))
 			assert.Equal(t, int64(steps*24), total(t, i, "seen", 8))
 			assert.Equal(t, int64(steps*24*2), total(t, i, "layers.1.moe.tokens", 4))
@@ -123,8 +124,8 @@ func TestKVCacheOnce(t *testing.T) {
 	m := &frontend.Model{Name: "decode", Kind: "ir", Spec: "decode", Module: mod, SHA256: "0"}
 	var caches [][]byte
 	for _, b := range []compile.Budget{{}, {Min: true}} {
-		lib, _ := library(t, m, compile.Options{Budget: b})
-		i, err := runtime.Load(lib, runtime.Options{Threads: 2})
+		lib := lab.Compile(t, m, compile.Options{Budget: b})
+		i, err := runtime.Load(lib.Library, runtime.Options{Threads: 2})
 		require.NoError(t, err)
 		for s := range 5 {
 			x, err := compile.SyntheticInput(mod.Func("step").Param("x"), 5, s)
@@ -170,14 +171,14 @@ func maskNet(t testing.TB) *frontend.Model {
 func TestMasksAreNeverStored(t *testing.T) {
 	t.Parallel()
 	models := []*frontend.Model{maskNet(t)}
-	models = append(models, load(t, "builtin:mlp,in=20,hidden=37,layers=2,batch=6,dropout=0.3", true))
+	models = append(models, testprog.Load(t, "builtin:mlp,in=20,hidden=37,layers=2,batch=6,dropout=0.3", true))
 	for _, m := range models {
-		least, err := compile.Plan(context.Background(), m, compile.Options{Budget: compile.Budget{Min: true}, PlanSteps: sweepSteps})
+		least, err := compile.Plan(context.Background(), m, compile.Options{Budget: compile.Budget{Min: true}, PlanSteps: planSteps})
 		require.NoError(t, err)
 		lo, hi := least.Report.ArenaBytes, least.Report.SaveAllPeakBytes
 		require.Less(t, lo, hi)
 		for _, b := range []int64{lo, (lo + hi) / 2, hi - 1} {
-			p, err := compile.Plan(context.Background(), m, compile.Options{Budget: compile.Budget{Bytes: b}, NoMinimum: true, PlanSteps: sweepSteps})
+			p, err := compile.Plan(context.Background(), m, compile.Options{Budget: compile.Budget{Bytes: b}, NoMinimum: true, PlanSteps: planSteps})
 			require.NoError(t, err)
 			drawn := 0
 			f := p.Step.Func("step")
@@ -204,10 +205,10 @@ func TestMasksAreNeverStored(t *testing.T) {
 			}
 		}
 	}
-	all, _ := library(t, models[0], compile.Options{})
-	least, p := library(t, models[0], compile.Options{Budget: compile.Budget{Min: true}})
+	all := lab.Compile(t, models[0], compile.Options{})
+	p := lab.Compile(t, models[0], compile.Options{Budget: compile.Budget{Min: true}})
 	assert.Positive(t, p.Proof.Clones)
-	assert.Equal(t, run(t, all, models[0], 3, 1), run(t, least, models[0], 3, 2))
+	assert.Equal(t, all.Run(t, 3, 1), p.Run(t, 3, 2))
 }
 
 // TestDeterminismByAttributes: whether an op is pinned is a function of what it is: attention without dropout is exact
@@ -235,7 +236,7 @@ func TestDeterminismByAttributes(t *testing.T) {
 		det    ir.Det
 		pinned int
 	}{{0, false, ir.Exact, 0}, {0.1, false, ir.Keyed, 0}, {0, true, ir.Exact, 2}} {
-		p, err := compile.Plan(context.Background(), model(c.p, c.atomic), compile.Options{Budget: compile.Budget{Min: true}, PlanSteps: sweepSteps})
+		p, err := compile.Plan(context.Background(), model(c.p, c.atomic), compile.Options{Budget: compile.Budget{Min: true}, PlanSteps: planSteps})
 		require.NoError(t, err)
 		p.Step.Func("step").Body.Walk(func(op *ir.Op) {
 			if op.Name() == "attention" {
@@ -296,7 +297,7 @@ func TestCollectives(t *testing.T) {
 	m := &frontend.Model{Name: "gathered", Kind: "ir", Spec: "gathered.ir", Module: mod, Train: true, SHA256: "0"}
 	want := []string{"all_gather", "all_reduce", "all_reduce", "reduce_scatter"} // the last two are the derivatives
 	for _, b := range []compile.Budget{{}, {Min: true}} {
-		p, err := compile.Plan(context.Background(), m, compile.Options{Budget: b, PlanSteps: sweepSteps})
+		p, err := compile.Plan(context.Background(), m, compile.Options{Budget: b, PlanSteps: planSteps})
 		require.NoError(t, err)
 		assert.Equal(t, want, collectivesOf(p.Step.Func("step")))
 		for _, c := range p.Proof.Once {
@@ -307,7 +308,7 @@ func TestCollectives(t *testing.T) {
 	require.NoError(t, err)
 	rules, err := none.With("allow-recompute layer=fsdp.*", "must recompute op=all_gather")
 	require.NoError(t, err)
-	opt := compile.Options{Policy: rules, Budget: compile.Budget{Percent: 100}, NoMinimum: true, PlanSteps: sweepSteps}
+	opt := compile.Options{Policy: rules, Budget: compile.Budget{Percent: 100}, NoMinimum: true, PlanSteps: planSteps}
 	p, err := compile.Plan(context.Background(), m, opt)
 	require.NoError(t, err)
 	assert.Equal(t, []string{"fsdp.gather"}, p.Report.RecomputeAllowed)
@@ -317,9 +318,9 @@ func TestCollectives(t *testing.T) {
 			assert.NotEqual(t, compile.FateSaved, v.Fate, "%s: %s", v.Name, v.Reason)
 		}
 	}
-	lib, _ := library(t, m, compile.Options{})
-	again, _ := library(t, m, opt)
-	assert.Equal(t, run(t, lib, m, 2, 1), run(t, again, m, 2, 2))
+	lib := lab.Compile(t, m, compile.Options{})
+	again := lab.Compile(t, m, opt)
+	assert.Equal(t, lib.Run(t, 2, 1), again.Run(t, 2, 2))
 }
 
 // TestBoundedCounts: how many rows a group has is data, the rows of all groups are its bound: the plan holds for every
@@ -334,7 +335,7 @@ func TestBoundedCounts(t *testing.T) {
 		h = e.Op("grouped_contract", []*nn.Tensor{e.Gelu(h), e.Param("w2", []int64{3, 16, 8}, nn.Normal(0.5)), counts})
 		return s.MeanAll(s.Square(h))
 	}})
-	lib, p := library(t, m, compile.Options{Budget: compile.Budget{Min: true}})
+	p := lab.Compile(t, m, compile.Options{Budget: compile.Budget{Min: true}})
 	assert.LessOrEqual(t, p.Report.PromisedPeakBytes, p.Report.BudgetBytes)
 	ref, err := compile.Reference(m.Module)
 	require.NoError(t, err)
@@ -349,7 +350,7 @@ func TestBoundedCounts(t *testing.T) {
 		}
 		want, err := interp.RunNamed(ref.Func("step"), in, interp.Options{})
 		require.NoError(t, err)
-		i, err := runtime.Load(lib, runtime.Options{Seed: 11, Threads: 3})
+		i, err := runtime.Load(p.Library, runtime.Options{Seed: 11, Threads: 3})
 		require.NoError(t, err)
 		require.NoError(t, i.Bind("x", x.Data))
 		require.NoError(t, i.Bind("counts", in["counts"].Data))
@@ -378,7 +379,7 @@ func TestSizesPinNothing(t *testing.T) {
 		y := s.In("out").Linear("fc", s.Tanh(big), 8)
 		return s.Scale(s.SumAll(s.Square(y)), 1/float64(big.Type.Len())) // a size of big, used to the last
 	}})
-	p, err := compile.Plan(context.Background(), m, compile.Options{NoMinimum: true, PlanSteps: sweepSteps})
+	p, err := compile.Plan(context.Background(), m, compile.Options{NoMinimum: true, PlanSteps: planSteps})
 	require.NoError(t, err)
 	assert.Empty(t, p.Proof.Once)
 	for _, v := range p.Values {
@@ -391,7 +392,7 @@ func TestSizesPinNothing(t *testing.T) {
 // TestSecondWriteIsFound: a launch that writes to a state a second time is found in the program itself.
 func TestSecondWriteIsFound(t *testing.T) {
 	t.Parallel()
-	p, err := compile.Compile(context.Background(), load(t, "builtin:mlp,in=20,hidden=37,layers=1,batch=6", true), compile.Options{NoMinimum: true, PlanSteps: sweepSteps})
+	p, err := compile.Compile(context.Background(), testprog.Load(t, "builtin:mlp,in=20,hidden=37,layers=1,batch=6", true), compile.Options{NoMinimum: true, PlanSteps: planSteps})
 	require.NoError(t, err)
 	require.NoError(t, p.WrittenOnce(p.Exe))
 	i := slices.IndexFunc(p.Exe.Step, func(in exe.Inst) bool {
