@@ -7,18 +7,19 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"reprise/internal/compile"
+	"reprise/internal/testprog"
 	"reprise/passes/policy"
 )
 
 // TestNoPolicyBelowMinimum: no named policy takes less memory than --budget min finds.
 func TestNoPolicyBelowMinimum(t *testing.T) {
 	specs, names := small(), []string{"full", "every:1", "every:2", "uniform:2", "block:1", "selective:op", "dots_saveable"}
-	if !long() {
+	if !testprog.Long() {
 		specs, names = []string{"builtin:qwen,layers=2,d=16,heads=2,kv_heads=1,hidden=24,seq=8,batch=2,vocab=17"}, names[:3]
 	}
 	for _, spec := range specs {
 		t.Run(name(spec), func(t *testing.T) {
-			m := load(t, spec, true)
+			m := testprog.Load(t, spec, true)
 			of := func(p *policy.Policy, b compile.Budget) int64 {
 				out, err := compile.Plan(context.Background(), m, compile.Options{Policy: p, Budget: b, NoMinimum: !b.Min, PlanSteps: sweepSteps, AllowUnmatched: true})
 				require.NoError(t, err)

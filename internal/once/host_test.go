@@ -7,7 +7,6 @@ import (
 	"math"
 	"os/exec"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
