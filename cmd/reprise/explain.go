@@ -24,10 +24,11 @@ func (a *app) explainCmd() *cobra.Command {
 	var top int
 	var page string
 	cmd := &cobra.Command{
-		Use:   "explain PLAN.json|BINARY|MODEL [VALUE|LAYER-PATTERN]",
+		Use:   "explain PLAN.json|BINARY|MODEL|GRAPH.json [VALUE|LAYER-PATTERN|PLAN.json]",
 		Short: "Every value: its bytes, whether it is saved, recomputed or pinned, why, and its layer",
 		Long: `Shows what became of every value of a step and why: of a compiled model, which carries its
-plan, of a plan's file, or of a model that is planned now. With --html it writes a page that
+plan, of a plan's file, or of a model that is planned now; of a graph's file with the plan that
+reprise plan wrote for it, or one that is made now. With --html it writes a page that
 needs nothing else: memory by layer over the step, what is in memory at the peak, every
 value, the schedule with what is run again, and the plan's certificate.
 
@@ -39,11 +40,21 @@ fused 3× (never in memory: each of three readers computes it for itself).`,
   reprise explain ./gpt 'layers.3.*'
   reprise explain ./gpt attention            values of that name in any layer
   reprise explain ./gpt --html gpt.html
-  reprise explain builtin:gpt --train --budget 40%`,
+  reprise explain builtin:gpt --train --budget 40%
+  reprise explain graph.json plan.json
+  reprise explain graph.json --budget 70% 'd.*'`,
 		Args: args(cobra.RangeArgs(1, 2)),
 		RunE: func(cmd *cobra.Command, list []string) error {
 			if top < 0 {
 				return usageError{fmt.Errorf("explain: --top %d: want a number of values, or 0 for all", top)}
+			}
+			if isGraph(list[0]) {
+				for _, name := range []string{"html", "train", "loss", "optimizer", "lr", "set", "bind", "costs", "target", "policy", "rule", "allow-unmatched"} {
+					if cmd.Flags().Changed(name) {
+						return usageError{fmt.Errorf("explain: --%s is for models, %s is a graph file", name, list[0])}
+					}
+				}
+				return a.explainGraph(cmd, &f, list, top)
 			}
 			e, report, err := a.explained(cmd, &f, list[0])
 			if err != nil {
