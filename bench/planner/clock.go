@@ -56,7 +56,7 @@ func load() string {
 
 // machine is the kind of processor, and how many.
 func machine() string {
-	name := strings.TrimSpace(strings.TrimPrefix(line("/proc/cpuinfo", "model name"), "\t:"))
+	name := strings.TrimLeft(line("/proc/cpuinfo", "model name"), ": \t")
 	if name == "" {
 		name = runtime.GOARCH
 	}
