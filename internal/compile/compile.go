@@ -174,16 +174,8 @@ func plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 	}
 	var least *planned
 	if !opt.NoMinimum || opt.Budget.Min {
-		if least, err = pl.smallest(); err != nil {
+		if least, err = pl.minimum(all, restricted); err != nil {
 			return nil, err
-		}
-		if least.arena > all.arena && !restricted {
-			least = all
-		}
-		if restricted { // the policy by itself may take less than what the search found
-			if obeys, err := pl.obeying(); err == nil && obeys.arena < least.arena {
-				least = obeys
-			}
 		}
 	}
 	switch {
@@ -194,16 +186,8 @@ func plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 		limit = chosen.arena
 	case opt.Budget.Min:
 		limit = least.arena
-		chosen = least
-		if found, _, err := pl.within(limit, least); err != nil {
+		if chosen, err = pl.cheapest(least); err != nil {
 			return nil, err
-		} else if found != nil {
-			if found.variant == least.variant {
-				setBound(least.plan, found.plan.LowerBound, found.plan.Proof)
-			}
-			if found.plan.Cost <= least.plan.Cost {
-				chosen = found
-			}
 		}
 	case limit > 0 && (limit < all.arena || restricted):
 		found, inf, err := pl.within(limit, nil)
@@ -212,18 +196,26 @@ func plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 		}
 		if found == nil && inf != nil || found == nil {
 			if least == nil {
-				if least, err = pl.smallest(); err != nil {
+				if least, err = pl.minimum(all, restricted); err != nil {
 					return nil, err
 				}
 			}
-			if least.arena > limit {
+			found = least
+			if found.arena > limit {
 				floor, err := pl.floor(inf)
 				if err != nil {
 					return nil, err
 				}
-				return nil, unmeetable(limit, least, floor).compared(pl, restricted)
+				if floor <= limit { // what --budget min reports may be that of the cheapest program in as many bytes
+					if found, err = pl.cheapest(least); err != nil {
+						return nil, err
+					}
+				}
+				if found.arena > limit {
+					return nil, unmeetable(limit, found, floor).compared(pl, restricted)
+				}
+				found.plan.BudgetBytes = limit
 			}
-			found = least
 		}
 		chosen = found
 	}

@@ -312,6 +312,39 @@ func (p *planning) smallest() (*planned, error) {
 	return best, nil
 }
 
+// minimum is the program of the smallest arena that was found, whether the search, keeping everything or the policy by
+// itself found it.
+func (p *planning) minimum(all *planned, restricted bool) (*planned, error) {
+	least, err := p.smallest()
+	if err != nil {
+		return nil, err
+	}
+	if least.arena > all.arena && !restricted {
+		least = all
+	}
+	if restricted {
+		if obeys, err := p.obeying(); err == nil && obeys.arena < least.arena {
+			least = obeys
+		}
+	}
+	return least, nil
+}
+
+// cheapest is the cheapest program found in the bytes of least. It may take fewer.
+func (p *planning) cheapest(least *planned) (*planned, error) {
+	found, _, err := p.within(least.arena, least)
+	if err != nil || found == nil {
+		return least, err
+	}
+	if found.variant == least.variant {
+		setBound(least.plan, found.plan.LowerBound, found.plan.Proof)
+	}
+	if found.plan.Cost <= least.plan.Cost {
+		return found, nil
+	}
+	return least, nil
+}
+
 // rebase states a plan's overhead and gap against the time of keeping everything.
 func (p *planning) rebase(plan *planner.Plan) error {
 	pr, err := p.stated(p.whole)

@@ -32,3 +32,27 @@ func TestNoPolicyBelowMinimum(t *testing.T) {
 		})
 	}
 }
+
+// TestReportedMinimumIsMet: the smallest budget that --budget min reports is one that can be given in bytes, whichever search
+// found it.
+func TestReportedMinimumIsMet(t *testing.T) {
+	specs := small()
+	if !testprog.Long() {
+		specs = []string{"builtin:mlp,in=12,hidden=64,layers=6,batch=32,dropout=0.3"}
+	}
+	for _, spec := range specs {
+		t.Run(name(spec), func(t *testing.T) {
+			t.Parallel()
+			m := testprog.Load(t, spec, true)
+			for _, p := range []*policy.Policy{nil, rules(t, "full")} {
+				o := compile.Options{Policy: p, Budget: compile.Budget{Min: true}, PlanSteps: sweepSteps}
+				least, err := compile.Plan(context.Background(), m, o)
+				require.NoError(t, err)
+				o.Budget, o.NoMinimum = compile.Budget{Bytes: least.Report.MinBudgetBytes}, true
+				again, err := compile.Plan(context.Background(), m, o)
+				require.NoError(t, err)
+				require.LessOrEqual(t, again.Report.ArenaBytes, least.Report.MinBudgetBytes)
+			}
+		})
+	}
+}
