@@ -39,6 +39,8 @@ func TestBadGraphs(t *testing.T) {
 		{"pair", head + `"ops":[{"name":"f","inplace":[[0]]}],"values":[{"name":"x","resident":true}]}`, "in-place pair of 1"},
 		{"lengths", `{"ram":[1],"cost":[1,2],"pred":[[]]}`, "1, 2 and 1 entries"},
 		{"pinned", `{"ram":[1],"cost":[1],"pred":[[]],"pinned":[4]}`, "nodes 0 to 0"},
+		{"empty file", " \n", "the file is empty"},
+		{"backward part", head + `"ops":[],"values":[],"first_backward_or_loss":9}`, "first_backward_or_loss\" is op 9"},
 	} {
 		_, err := ReadGraph(strings.NewReader(c.text))
 		if err == nil || !strings.Contains(err.Error(), c.want) {

@@ -201,6 +201,9 @@ func ReadGraph(r io.Reader) (*Graph, error) {
 func decode(data []byte, into any) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	if err := dec.Decode(into); err != nil {
+		if err == io.EOF {
+			return fmt.Errorf("planner: the file is empty; want a JSON document")
+		}
 		at := dec.InputOffset()
 		if se, ok := err.(*json.SyntaxError); ok {
 			at = se.Offset
@@ -331,10 +334,19 @@ func (f *fileGraph) graph() (*Graph, error) {
 		p.Offload = &Offload{BytesPerNsOut: f.Offload.Out, BytesPerNsIn: f.Offload.In, HostBytes: int64(f.Offload.Host)}
 	}
 	g := &Graph{Problem: p, Name: f.Name, Units: f.Units, FirstBackward: -1, NoRematPeak: int64(f.NoRematPeak)}
-	if f.FirstBackward != nil {
-		g.FirstBackward = int(*f.FirstBackward)
+	return g, f.backward(g)
+}
+
+// backward takes over the first op of the backward part; -1 says that there is none.
+func (f *fileGraph) backward(g *Graph) error {
+	if f.FirstBackward == nil {
+		return nil
 	}
-	return g, nil
+	if b, n := int64(*f.FirstBackward), len(g.Problem.Ops); b < -1 || b >= int64(n) {
+		return fmt.Errorf("planner: \"first_backward_or_loss\" is op %d; there are ops 0 to %d", b, n-1)
+	}
+	g.FirstBackward = int(*f.FirstBackward)
+	return nil
 }
 
 // published turns a graph in which a node is an op and its one value into a
@@ -365,10 +377,7 @@ func (f *fileGraph) published() (*Graph, error) {
 		p.Values = append(p.Values, Value{Name: "fixed", Bytes: int64(f.FixedRAM), Resident: true})
 	}
 	g := &Graph{Problem: p, Name: f.Name, Units: f.Units, NoRematPeak: int64(f.NoRematPeak), FirstBackward: -1}
-	if f.FirstBackward != nil {
-		g.FirstBackward = int(*f.FirstBackward)
-	}
-	return g, nil
+	return g, f.backward(g)
 }
 
 // WriteGraph writes p as "reprise.graph/1". Reading it back gives an equal

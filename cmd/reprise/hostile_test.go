@@ -33,7 +33,7 @@ func TestFlagsAreNotIgnored(t *testing.T) {
 		{"verify", tiny, "--steps", "0"}, {"verify", tiny, "--steps", "-1"}, {"verify", tiny, "--probe", "-1"}, {"verify", tiny, "--interpret", "maybe"},
 		{"run", tiny, "--repeat", "0"}, {"run", tiny, "--threads", "-1"}, {"run", elf, "--budget", "50%"}, {"run", elf, "--policy", "full"},
 		{"explain", elf, "--budget", "50%"}, {"explain", elf, "--train"}, {"explain", g, "--policy", "full"},
-		{"plan", tiny, "--budget", ""}, {"plan", tiny, "--policy", ""}, {"plan", tiny, "--target", ""}, {"plan", tiny, "--time-limit", "-1s"},
+		{"plan", tiny, "--budget", ""}, {"plan", tiny, "--budget", " "}, {"plan", g, "--budget", ""}, {"plan", tiny, "--rule", " "}, {"plan", tiny, "--policy", ""}, {"plan", tiny, "--target", ""}, {"plan", tiny, "--time-limit", "-1s"},
 		{"plan", tiny, "--costs", ""}, {"explain", tiny, "--top", "-1"}, {"bench", "step", "--rounds", "0"},
 	} {
 		status, out, stderr := cli(line...)
@@ -117,6 +117,9 @@ func TestSmallestFoundIsSmallest(t *testing.T) {
 func TestShareOfNextToNothing(t *testing.T) {
 	g := write(t, t.TempDir(), "g.json", strings.NewReplacer("100", "1", "80", "1").Replace(chainGraph))
 	status, out, _ := cli("plan", g, "--budget", "20%", "--json")
+	assert.Equal(t, 1, status)
+	assert.Equal(t, "budget", document(t, out)["error"].(map[string]any)["code"])
+	status, out, _ = cli("plan", tiny, "--budget", "0.0000001%", "--json")
 	assert.Equal(t, 1, status)
 	assert.Equal(t, "budget", document(t, out)["error"].(map[string]any)["code"])
 }

@@ -109,7 +109,7 @@ func (f *modelFlags) load(arg string) (*frontend.Model, error) {
 
 func (f *modelFlags) options() (compile.Options, error) {
 	for _, x := range [][2]string{{"budget", f.budget}, {"policy", f.policy}, {"target", f.target}, {"costs", f.costs}} {
-		if x[1] == "" && f.given != nil && f.given(x[0]) { // as from a variable of the shell that is not set
+		if strings.TrimSpace(x[1]) == "" && f.given != nil && f.given(x[0]) { // as from a variable of the shell that is not set
 			return compile.Options{}, usageError{fmt.Errorf("--%s is given and empty", x[0])}
 		}
 	}

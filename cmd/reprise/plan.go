@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -187,12 +186,15 @@ func readGraph(path string) (*planner.Graph, error) {
 }
 
 // graphBudget is a plain number in the file's unit, a share of the peak without recomputation, or the smallest found.
-func graphBudget(ctx context.Context, s string, g *planner.Graph) (int64, error) {
-	if s == "" {
+func graphBudget(cmd *cobra.Command, s string, g *planner.Graph) (int64, error) {
+	if strings.TrimSpace(s) == "" {
+		if cmd.Flags().Changed("budget") { // as from a variable of the shell that is not set
+			return 0, usageError{errors.New("--budget is given and empty")}
+		}
 		return -1, nil
 	}
 	if s == "min" {
-		plan, err := planner.MinBudgetOptions(ctx, g.Problem, planner.Options{})
+		plan, err := planner.MinBudgetOptions(cmd.Context(), g.Problem, planner.Options{})
 		if err != nil {
 			return 0, diag.Errorf("plan", "%s", plain(err))
 		}
@@ -217,7 +219,7 @@ func (a *app) planGraph(cmd *cobra.Command, path, budget, out string, limit time
 	if err != nil {
 		return err
 	}
-	b, err := graphBudget(cmd.Context(), budget, g)
+	b, err := graphBudget(cmd, budget, g)
 	if err != nil {
 		return err
 	}
@@ -328,7 +330,7 @@ func (a *app) checkCmd() *cobra.Command {
 				e.File = list[1]
 				return e
 			}
-			b, err := graphBudget(cmd.Context(), budget, g)
+			b, err := graphBudget(cmd, budget, g)
 			if err != nil {
 				return err
 			}

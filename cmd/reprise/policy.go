@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -15,6 +16,11 @@ import (
 
 // readPolicy is what --policy and --rule say; nil without either.
 func (f *modelFlags) readPolicy() (*policy.Policy, error) {
+	for _, r := range f.rules {
+		if strings.TrimSpace(r) == "" { // as from a variable of the shell that is not set
+			return nil, usageError{errors.New("--rule is given and empty")}
+		}
+	}
 	if f.policy == "" && len(f.rules) == 0 {
 		return nil, nil
 	}

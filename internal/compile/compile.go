@@ -170,7 +170,7 @@ func plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 	case b.Bytes > 0:
 		limit = b.Bytes
 	case b.Percent > 0:
-		limit = int64(float64(all.arena) * b.Percent / 100)
+		limit = max(1, int64(float64(all.arena)*b.Percent/100)) // 0 would be no limit
 	}
 	var least *planned
 	if !opt.NoMinimum || opt.Budget.Min {

@@ -283,7 +283,8 @@ func run(ctx context.Context, dir, tool string, args ...string) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	said := strings.TrimSpace(stderr.String())
+	said, _, _ := strings.Cut(stderr.String(), "PLEASE submit a bug report") // a tool that crashes prints its stack, which helps nobody here
+	said = strings.TrimSpace(said)
 	e := &Error{Code: "toolchain", Message: fmt.Sprintf("%s failed: %v\n%s", filepath.Base(tool), err, said)}
 	for _, m := range []struct{ text, hint string }{
 		{"invalid linker name", "install it: apt-get install -y lld-19"},
