@@ -69,7 +69,7 @@ func (a *app) explainGraph(cmd *cobra.Command, f *modelFlags, list []string, top
 		if len(list) == 2 {
 			pattern = list[1]
 		}
-		b, err := graphBudget(cmd.Context(), f.budget, g)
+		b, err := graphBudget(cmd, f.budget, g)
 		if err != nil {
 			return err
 		}
