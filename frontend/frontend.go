@@ -78,6 +78,9 @@ func Load(arg string, o Options) (*Model, error) {
 	if err := knownRoles(m, arg); err != nil {
 		return nil, err
 	}
+	if err := initFits(m, arg); err != nil {
+		return nil, err
+	}
 	if o.Loss != "" {
 		if err := nn.AddLoss(m, o.Loss); err != nil {
 			return nil, err
@@ -153,6 +156,39 @@ func knownRoles(m *ir.Module, file string) error {
 				e.File = file
 				return e
 			}
+		}
+	}
+	return nil
+}
+
+// initFits reports what @init makes for @step and @step does not take: a state of another type would be half filled, or written over its neighbours.
+func initFits(m *ir.Module, file string) error {
+	init, step := m.Func("init"), m.Func("step")
+	if init == nil || step == nil {
+		return nil
+	}
+	for i, name := range init.Results {
+		p, v := step.Param(name), init.Body.Results[i]
+		var e *diag.Error
+		switch {
+		case p == nil || !p.IsState():
+			e = diag.Errorf("model", "@init makes %q, which is no state of @step", name).WithHint("leave it out of the results of @init, or give @step a parameter of that name and of role param, opt or buffer")
+		case !p.Type.Equal(v.Type):
+			e = diag.Errorf("model", "@init makes %q as %s, and @step takes it as %s", name, v.Type, p.Type).WithHint("give both one type")
+		default:
+			continue
+		}
+		e.File = file
+		if v.Op != nil {
+			e.Layer = v.Op.Loc.Layer
+		}
+		return e
+	}
+	for _, q := range init.Body.Params {
+		if p := step.Param(q.Name); p != nil && !p.Type.Equal(q.Type) {
+			e := diag.Errorf("model", "@init takes %%%s as %s, and @step as %s", q.Name, q.Type, p.Type).WithHint("give both one type")
+			e.File = file
+			return e
 		}
 	}
 	return nil

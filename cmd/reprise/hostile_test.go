@@ -186,3 +186,22 @@ func TestFaultyParameters(t *testing.T) {
 		assert.NoFileExists(t, filepath.Join(dir, "out"))
 	}
 }
+
+// What @init makes is state of @step and of its type: a state of fewer elements would be half garbage, one of more would
+// be written over what lies behind it.
+func TestInitFitsStep(t *testing.T) {
+	for init, want := range map[string]string{
+		"@init(%key: key[] {role=\"key\"}) -> (w) {\n  %v = uniform %key {rng=0, shape=[3]} : f32[3] loc(l)":   `makes "w" as f32[3], and @step takes it as f32[4]`,
+		"@init(%key: key[] {role=\"key\"}) -> (w) {\n  %v = uniform %key {rng=0, shape=[40]} : f32[40] loc(l)": `makes "w" as f32[40], and @step takes it as f32[4]`,
+		"@init() -> (v) {\n  %v = constant {value=dense(f32[]: 1)} : f32[] loc(l)":                             `"v", which is no state`,
+		"@init(%x: f32[8] {role=\"input\"}) -> (w) {\n  %v = slice %x {limit=[4], start=[0]} : f32[4] loc(l)":  "@init takes %x as f32[8], and @step as f32[4]",
+	} {
+		ir := write(t, t.TempDir(), "m.ir", "func "+init+"\n  return %v\n}\nfunc @step(%w: f32[4] {role=\"param\"}, %x: f32[4] {role=\"input\"}) -> (w) {\n  %y = mul %w, %x : f32[4] loc(l)\n  return %y\n}\n")
+		status, out, _ := cli("plan", ir, "--json")
+		assert.Equal(t, 1, status, init)
+		e := document(t, out)["error"].(map[string]any)
+		assert.Contains(t, e["message"], want)
+		assert.Equal(t, ir, e["file"])
+		assert.NotEmpty(t, e["hint"])
+	}
+}

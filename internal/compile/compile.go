@@ -409,7 +409,7 @@ func (e *emitter) finish(step *ir.Func, results []place, x *exe.Model) error {
 			continue
 		}
 		if p != nil {
-			return diag.Errorf("model", "result %q has the name of a parameter of role %s", name, p.Role())
+			return diag.Errorf("model", "result %q has the name of a parameter of role %s", name, p.Role()).WithHint("give it another name: only a new value of state has the name of a parameter")
 		}
 		if results[i].konst {
 			return diag.Errorf("model", "result %q is a constant", name).WithHint("leave it out of the results")
