@@ -38,7 +38,7 @@ const (
 type lab struct {
 	ctx     context.Context
 	dir     string
-	driver  *exe.Driver
+	drivers exe.Drivers
 	objects *cpu.Objects
 	made    map[string]*program // by model, budget
 	count   int
@@ -55,15 +55,13 @@ func newLab(ctx context.Context) (*lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &lab{ctx: ctx, dir: dir, objects: &cpu.Objects{}, made: map[string]*program{}}
-	if l.driver, err = exe.CompileDriver(ctx, dir, true); err != nil {
-		l.close()
-		return nil, err
-	}
-	return l, nil
+	return &lab{ctx: ctx, dir: dir, objects: &cpu.Objects{}, made: map[string]*program{}}, nil
 }
 
-func (l *lab) close() { _ = os.RemoveAll(l.dir) }
+func (l *lab) close() {
+	_ = l.drivers.Close()
+	_ = os.RemoveAll(l.dir)
+}
 
 // program compiles a training step at a budget; "" keeps everything.
 func (l *lab) program(spec, budget string) (*program, error) {
@@ -80,7 +78,7 @@ func (l *lab) program(spec, budget string) (*program, error) {
 	}
 	l.count++
 	p := &program{path: filepath.Join(l.dir, fmt.Sprintf("m%d.so", l.count)), model: m}
-	o := compile.Options{Budget: b, NoMinimum: budget != "min", Shared: true, Driver: l.driver, Objects: l.objects}
+	o := compile.Options{Budget: b, NoMinimum: budget != "min", Shared: true, Drivers: &l.drivers, Objects: l.objects}
 	if p.Program, err = compile.Make(l.ctx, m, o, p.path); err != nil {
 		return nil, fmt.Errorf("%s at %s: %w", spec, budget, err)
 	}
@@ -386,7 +384,7 @@ func twin(l *lab) (string, any, error) {
 	text := m.Module.String()
 	var sums []string
 	for k, b := range []compile.Budget{{}, {Min: true}, {}} {
-		o := compile.Options{Budget: b, NoMinimum: !b.Min, Shared: true, Driver: l.driver, Objects: l.objects}
+		o := compile.Options{Budget: b, NoMinimum: !b.Min, Shared: true, Drivers: &l.drivers, Objects: l.objects}
 		p, err := compile.Make(l.ctx, m, o, filepath.Join(l.dir, fmt.Sprintf("twin%d.so", k)))
 		if err != nil {
 			return "", nil, err

@@ -76,7 +76,7 @@ func (a *app) benchCosts(ctx context.Context, models []string, rounds int) error
 				return err
 			}
 			bin := filepath.Join(dir, fmt.Sprint(len(bins)))
-			p, err := compile.Make(ctx, m, opt, bin)
+			p, err := a.make(ctx, m, opt, bin)
 			var unmet *compile.BudgetError
 			if errors.As(err, &unmet) {
 				continue // it can't do with half

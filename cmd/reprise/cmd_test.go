@@ -12,6 +12,9 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"reprise/codegen/cpu"
+	"reprise/runtime/exe"
 )
 
 const (
@@ -19,10 +22,28 @@ const (
 	gpt  = "builtin:gpt,layers=1,d=16,heads=2,seq=8,batch=2,vocab=256"
 )
 
+// made is what the commands of all tests share, as those of one command do.
+var made struct {
+	drivers exe.Drivers
+	objects cpu.Objects
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	_ = made.drivers.Close()
+	os.Exit(code)
+}
+
 // cli runs the command in this process.
 func cli(list ...string) (status int, stdout, stderr string) {
+	return with(&made.drivers, list...)
+}
+
+// with is cli with drivers of its own.
+func with(drivers *exe.Drivers, list ...string) (status int, stdout, stderr string) {
 	var out, err bytes.Buffer
-	status = run(context.Background(), list, &out, &err)
+	a := &app{out: &out, err: &err, drivers: drivers, objects: &made.objects}
+	status = a.run(context.Background(), list)
 	return status, out.String(), err.String()
 }
 
@@ -221,7 +242,9 @@ func TestOutputIsWhole(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(tools, "clang-19"), []byte(script), 0o777))
 	t.Setenv("PATH", tools+":"+os.Getenv("PATH"))
 	out := write(t, dir, "out", "old")
-	status, _, stderr := cli("compile", tiny, "-o", out)
+	var drivers exe.Drivers // of this compiler
+	t.Cleanup(func() { assert.NoError(t, drivers.Close()) })
+	status, _, stderr := with(&drivers, "compile", tiny, "-o", out)
 	assert.Equal(t, 1, status)
 	assert.Contains(t, stderr, "no space left")
 	data, err := os.ReadFile(out)

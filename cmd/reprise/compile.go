@@ -71,7 +71,7 @@ func (a *app) build(ctx context.Context, arg string, f *modelFlags, out string, 
 	say, done := a.progress()
 	opt.Progress = say
 	opt.Shared = shared
-	p, err := compile.Make(ctx, m, opt, out)
+	p, err := a.make(ctx, m, opt, out)
 	done()
 	if err != nil {
 		return nil, err

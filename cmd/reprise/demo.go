@@ -100,7 +100,7 @@ func (a *app) demo(ctx context.Context, steps int, given *modelFlags) error {
 			return err
 		}
 		bin := filepath.Join(dir, "gpt-"+strings.TrimSuffix(b, "%"))
-		p, err := compile.Make(ctx, m, opt, bin)
+		p, err := a.make(ctx, m, opt, bin)
 		if err != nil {
 			return err
 		}
@@ -254,7 +254,7 @@ func (a *app) generate(ctx context.Context, dir, weights string) (string, error)
 		return "", err
 	}
 	lib := filepath.Join(dir, "generate.so")
-	if _, err := compile.Make(ctx, m, compile.Options{NoMinimum: true, Shared: true}, lib); err != nil {
+	if _, err := a.make(ctx, m, compile.Options{NoMinimum: true, Shared: true}, lib); err != nil {
 		return "", err
 	}
 	i, err := runtime.Load(lib, runtime.Options{})

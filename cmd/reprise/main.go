@@ -15,33 +15,48 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"reprise/codegen/cpu"
+	"reprise/frontend"
 	"reprise/internal/compile"
 	"reprise/internal/diag"
 	"reprise/internal/trace"
+	"reprise/runtime/exe"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+	var drivers exe.Drivers
+	a := &app{out: os.Stdout, err: os.Stderr, drivers: &drivers, objects: &cpu.Objects{}}
+	status := a.run(ctx, os.Args[1:])
+	_ = drivers.Close()
+	os.Exit(status)
 }
 
-// app is what the commands share: the streams and whether output is JSON.
+// app is what the commands share: the streams, whether output is JSON, and what a command that compiles several
+// programs makes once for all.
 type app struct {
 	out, err io.Writer
 	json     bool
+	drivers  *exe.Drivers
+	objects  *cpu.Objects
+}
+
+// make compiles a model to out.
+func (a *app) make(ctx context.Context, m *frontend.Model, opt compile.Options, out string) (*compile.Program, error) {
+	opt.Drivers, opt.Objects = a.drivers, a.objects
+	return compile.Make(ctx, m, opt, out)
 }
 
 // usageError is a wrong use of the command line: exit status 2.
 type usageError struct{ error }
 
 // run is the command without the process around it. It returns the exit status.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	a := &app{out: stdout, err: stderr}
+func (a *app) run(ctx context.Context, args []string) int {
 	root := a.root()
 	root.SetArgs(args)
-	root.SetOut(stdout)
-	root.SetErr(stderr)
+	root.SetOut(a.out)
+	root.SetErr(a.err)
 	err := func() (err error) {
 		defer diag.Recovered(&err)
 		return root.ExecuteContext(ctx)
@@ -69,7 +84,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 2
 	}
 	if ctx.Err() != nil {
-		fmt.Fprintln(stderr, "reprise: interrupted")
+		fmt.Fprintln(a.err, "reprise: interrupted")
 		return 130
 	}
 	a.report(reproducer(err))

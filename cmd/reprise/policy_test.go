@@ -1,11 +1,9 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -14,18 +12,12 @@ import (
 // policyModel plans fast.
 const policyModel = "builtin:gpt,layers=2,d=32,heads=2,seq=16,batch=2,vocab=40,dropout=0"
 
-func command(args ...string) (int, string, string) {
-	var out, err strings.Builder
-	code := run(context.Background(), args, &out, &err)
-	return code, out.String(), err.String()
-}
-
 // TestPolicyFlags: a policy by name, file and line; its report in the JSON document and for a person; its
 // errors with file, line and exit status.
 func TestPolicyFlags(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "p")
 	require.NoError(t, os.WriteFile(file, []byte("use full # all\nprefer save op=attention\n"), 0o666))
-	code, out, errs := command("plan", policyModel, "--train", "--policy", file, "--rule", "must save op=layer_norm", "--json")
+	code, out, errs := cli("plan", policyModel, "--train", "--policy", file, "--rule", "must save op=layer_norm", "--json")
 	require.Zero(t, code, errs)
 	var doc struct {
 		Recomputed int `json:"recomputed"`
@@ -47,34 +39,34 @@ func TestPolicyFlags(t *testing.T) {
 	for _, r := range doc.Policy.Rules {
 		require.Positive(t, r.Matched, r.Text)
 	}
-	code, out, _ = command("plan", policyModel, "--train", "--policy", "none")
+	code, out, _ = cli("plan", policyModel, "--train", "--policy", "none")
 	require.Zero(t, code)
 	require.Contains(t, out, "policy none\n    --policy:1: none: 0 matched\n")
-	code, _, errs = command("plan", policyModel, "--train", "--policy", "none")
+	code, _, errs = cli("plan", policyModel, "--train", "--policy", "none")
 	require.Zero(t, code)
 	require.Equal(t, "reprise: warning: a policy was given, and nothing is computed again\n", errs)
 
-	code, _, errs = command("plan", policyModel, "--train", "--rule", "must save op=matmul")
+	code, _, errs = cli("plan", policyModel, "--train", "--rule", "must save op=matmul")
 	require.Equal(t, 1, code)
 	require.Equal(t, "reprise: --rule:1: rule \"must save op=matmul\" matches nothing: no op \"matmul\"\n  hint: did you mean contract? That is what matmul is here\n", errs)
-	code, out, _ = command("plan", policyModel, "--train", "--rule", "must save op=matmul", "--json")
+	code, out, _ = cli("plan", policyModel, "--train", "--rule", "must save op=matmul", "--json")
 	require.Equal(t, 1, code)
 	require.Contains(t, out, `"code": "policy"`)
 	require.Contains(t, out, `"file": "--rule"`)
-	code, _, errs = command("plan", policyModel, "--train", "--rule", "must save op=matmul", "--allow-unmatched")
+	code, _, errs = cli("plan", policyModel, "--train", "--rule", "must save op=matmul", "--allow-unmatched")
 	require.Zero(t, code)
 	require.Contains(t, errs, "warning: --rule:1: rule \"must save op=matmul\" matches nothing")
-	code, _, errs = command("plan", policyModel, "--train", "--rule", "must offload op=attention")
+	code, _, errs = cli("plan", policyModel, "--train", "--rule", "must offload op=attention")
 	require.Equal(t, 1, code)
 	require.Contains(t, errs, "this target's memory is the host's: moving a value there frees nothing")
-	code, _, errs = command("compile", policyModel, "--policy", "fulll", "-o", filepath.Join(t.TempDir(), "x"))
+	code, _, errs = cli("compile", policyModel, "--policy", "fulll", "-o", filepath.Join(t.TempDir(), "x"))
 	require.Equal(t, 1, code)
 	require.Contains(t, errs, "did you mean full?")
-	code, _, errs = command("plan", "graph.json", "--policy", "full")
+	code, _, errs = cli("plan", "graph.json", "--policy", "full")
 	require.Equal(t, 2, code)
 	require.Contains(t, errs, "policies are for models")
 	// An inference program: said, and nothing else.
-	code, _, errs = command("plan", policyModel, "--policy", "full")
+	code, _, errs = cli("plan", policyModel, "--policy", "full")
 	require.Zero(t, code)
 	require.Contains(t, errs, "no backward part")
 }
@@ -82,26 +74,26 @@ func TestPolicyFlags(t *testing.T) {
 // TestComparePolicy: plan --compare prints the policy's row and ours.
 func TestComparePolicy(t *testing.T) {
 	const small = "builtin:mlp,layers=3,in=8,hidden=16,batch=4"
-	code, out, errs := command("plan", small, "--train", "--policy", "dots_saveable", "--compare", "--json")
+	code, out, errs := cli("plan", small, "--train", "--policy", "dots_saveable", "--compare", "--json")
 	require.Zero(t, code, errs)
 	for _, key := range []string{`"under_policy"`, `"same_bytes"`, `"save_all_peak_bytes"`, `"arena_bytes"`, `"overhead"`} {
 		require.Contains(t, out, key)
 	}
-	code, out, errs = command("plan", small, "--train", "--policy", "dots_saveable", "--compare")
+	code, out, errs = cli("plan", small, "--train", "--policy", "dots_saveable", "--compare")
 	require.Zero(t, code, errs)
 	require.Contains(t, out, "policy dots_saveable")
 	require.Contains(t, out, "ours in these bytes")
-	code, _, errs = command("plan", small, "--train", "--compare")
+	code, _, errs = cli("plan", small, "--train", "--compare")
 	require.Equal(t, 1, code)
 	require.Contains(t, errs, "there is no policy to compare with")
 }
 
 // TestPolicies lists every named policy.
 func TestPolicies(t *testing.T) {
-	code, out, _ := command("policies")
+	code, out, _ := cli("policies")
 	require.Zero(t, code)
 	require.Contains(t, out, "save_only_these_names:NAME,NAME…")
-	code, out, _ = command("policies", "--json")
+	code, out, _ = cli("policies", "--json")
 	require.Zero(t, code)
 	require.Contains(t, out, `"from": "torchtitan, Megatron"`)
 }

@@ -66,7 +66,7 @@ func (a *app) runCmd() *cobra.Command {
 				opt.NoMinimum = true
 				beside(&opt, m)
 				bin = filepath.Join(dir, "model")
-				p, err := compile.Make(cmd.Context(), m, opt, bin)
+				p, err := a.make(cmd.Context(), m, opt, bin)
 				if err != nil {
 					return err
 				}

@@ -23,7 +23,6 @@ import (
 	"reprise/codegen/cpu"
 	"reprise/frontend"
 	"reprise/frontend/nn"
-	"reprise/internal/compile"
 	"reprise/internal/diag"
 	"reprise/ir"
 	"reprise/ir/ops"
@@ -273,7 +272,7 @@ func (a *app) benchStep(ctx context.Context, peers bool, who []string, rounds in
 			return err
 		}
 		opt.NoMinimum = budget != "min"
-		_, err = compile.Make(ctx, m, opt, out)
+		_, err = a.make(ctx, m, opt, out)
 		return err
 	}
 	rep, err := step.Run(ctx, o)

@@ -93,13 +93,13 @@ first op that differs is reported with its layer, values and producers.`,
 			defer clean()
 			say, done := a.progress()
 			defer done()
-			planned, err := shared(cmd, m, opt, filepath.Join(dir, "planned"), say)
+			planned, err := a.shared(cmd, m, opt, filepath.Join(dir, "planned"), say)
 			if err != nil {
 				return err
 			}
 			opt.Budget, opt.Policy = compile.Budget{}, nil
 			opt.NoMinimum = true
-			all, err := shared(cmd, m, opt, filepath.Join(dir, "all"), say)
+			all, err := a.shared(cmd, m, opt, filepath.Join(dir, "all"), say)
 			if err != nil {
 				return err
 			}
@@ -184,9 +184,9 @@ first op that differs is reported with its layer, values and producers.`,
 	return cmd
 }
 
-func shared(cmd *cobra.Command, m *frontend.Model, opt compile.Options, out string, say func(string)) (*compile.Program, error) {
+func (a *app) shared(cmd *cobra.Command, m *frontend.Model, opt compile.Options, out string, say func(string)) (*compile.Program, error) {
 	opt.Progress, opt.Shared = say, true
-	return compile.Make(cmd.Context(), m, opt, out)
+	return a.make(cmd.Context(), m, opt, out)
 }
 
 // compare runs the two libraries, and the interpreter, step by step on the same inputs.

@@ -49,8 +49,8 @@ type Options struct {
 	NoMinimum bool
 	// Shared makes a library instead of an executable.
 	Shared bool
-	// Driver is one that exe.CompileDriver made for the same kind; nil: Make compiles it.
-	Driver *exe.Driver
+	// Drivers has the drivers that other compilations made; nil: Make compiles its own.
+	Drivers *exe.Drivers
 	// Objects has what other compilations made, of the same kernels; nil: none.
 	Objects *cpu.Objects
 	// Keep keeps the texts of the kernels, in Program.KernText and Program.LLVM.
@@ -466,25 +466,23 @@ func roleOf(v *ir.Value) exe.Role {
 
 // Make compiles a model and writes it to out: an executable or, with opt.Shared, a library out
 // (made to end in .so) and its header. The driver, which is the same for all models, is compiled
-// beside the planning, unless opt.Driver is given.
+// beside the planning, unless opt.Drivers has it.
 func Make(ctx context.Context, m *frontend.Model, opt Options, out string) (*Program, error) {
 	if _, err := exe.Toolchain(); err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp("", "reprise-driver-")
-	if err != nil {
-		return nil, diag.Errorf("io", "%v", err).WithHint("set TMPDIR to a directory with space")
+	drivers := opt.Drivers
+	if drivers == nil {
+		drivers = &exe.Drivers{}
+		defer drivers.Close()
 	}
-	defer os.RemoveAll(dir)
-	driver := opt.Driver
 	g, gctx := errgroup.WithContext(ctx)
-	if driver == nil {
-		g.Go(func() (err error) {
-			defer diag.Recovered(&err)
-			driver, err = exe.CompileDriver(gctx, dir, opt.Shared)
-			return err
-		})
-	}
+	var driver *exe.Driver
+	g.Go(func() (err error) {
+		defer diag.Recovered(&err)
+		driver, err = drivers.Get(gctx, opt.Shared)
+		return err
+	})
 	var p *Program
 	g.Go(func() (err error) {
 		defer diag.Recovered(&err)

@@ -46,7 +46,7 @@ func everything(m *frontend.Model, o compile.Options) (string, error) {
 // binary is the hash of the executable that is made of a model.
 func binary(t *testing.T, m *frontend.Model, o compile.Options) (string, *compile.Program) {
 	t.Helper()
-	o.NoMinimum, o.PlanSteps, o.Driver = true, sweepSteps, lab.Driver(t)
+	o.NoMinimum, o.PlanSteps, o.Drivers = true, sweepSteps, lab.Drivers()
 	p, err := compile.Make(context.Background(), m, o, filepath.Join(t.TempDir(), "m"))
 	require.NoError(t, err)
 	return p.Report.BinarySHA256, p
@@ -154,14 +154,13 @@ func TestCompilationIsPure(t *testing.T) {
 	if testprog.Long() {
 		specs = small()
 	}
-	driver := lab.Driver(t)
 	sum := func(spec, b string) string {
 		m, err := frontend.Load(spec, frontend.Options{Train: true})
 		if err != nil {
 			return err.Error()
 		}
 		bg, _ := compile.ParseBudget(b)
-		p, err := compile.Make(context.Background(), m, compile.Options{Budget: bg, NoMinimum: true, PlanSteps: sweepSteps, Driver: driver}, filepath.Join(t.TempDir(), "m"))
+		p, err := compile.Make(context.Background(), m, compile.Options{Budget: bg, NoMinimum: true, PlanSteps: sweepSteps, Drivers: lab.Drivers()}, filepath.Join(t.TempDir(), "m"))
 		if err != nil {
 			return err.Error()
 		}

@@ -231,7 +231,7 @@ func resultNames(f *ir.Func) []string {
 
 // Checker compiles programs and compares.
 type Checker struct {
-	Driver  *exe.Driver
+	Drivers *exe.Drivers
 	Dir     string
 	Targets []string // that this machine runs
 	n       int
@@ -294,7 +294,7 @@ func (c *Checker) Check(ctx context.Context, m *ir.Module, r *rand.Rand) error {
 		target := c.Targets[(k+int(r.Uint32()))%len(c.Targets)]
 		c.n++
 		lib := filepath.Join(c.Dir, fmt.Sprintf("m%d.so", c.n))
-		p, err := compile.Make(ctx, fm, compile.Options{Target: target, Budget: b, NoMinimum: true, Shared: true, Driver: c.Driver}, lib)
+		p, err := compile.Make(ctx, fm, compile.Options{Target: target, Budget: b, NoMinimum: true, Shared: true, Drivers: c.Drivers}, lib)
 		if err != nil {
 			return fmt.Errorf("at budget %d: %w", b.Bytes, refusal(err))
 		}

@@ -27,9 +27,9 @@ func checker(t testing.TB) *Checker {
 			t.Skip(tool + " is not installed")
 		}
 	}
-	d, err := exe.CompileDriver(context.Background(), t.TempDir(), true)
-	require.NoError(t, err)
-	c := &Checker{Driver: d, Dir: t.TempDir(), Targets: []string{"cpu:x86-64-v3"}}
+	d := &exe.Drivers{}
+	t.Cleanup(func() { require.NoError(t, d.Close()) })
+	c := &Checker{Drivers: d, Dir: t.TempDir(), Targets: []string{"cpu:x86-64-v3"}}
 	if info, _ := os.ReadFile("/proc/cpuinfo"); strings.Contains(string(info), "avx512bw") {
 		c.Targets = append(c.Targets, "cpu:x86-64-v4")
 	}

@@ -29,7 +29,7 @@ func long() bool { return os.Getenv("REPRISE_LONG") != "" }
 // work is what compilations of the tests share: the driver, and objects of equal kernels.
 type work struct {
 	dir     string
-	driver  *exe.Driver
+	drivers exe.Drivers
 	objects cpu.Objects
 	n       int
 	made    map[string]func() *program
@@ -42,13 +42,13 @@ var shared = sync.OnceValues(func() (*work, error) {
 		return nil, err
 	}
 	w := &work{dir: dir, made: map[string]func() *program{}}
-	w.driver, err = exe.CompileDriver(context.Background(), dir, true)
-	return w, err
+	return w, nil
 })
 
 func TestMain(m *testing.M) {
 	code := m.Run()
 	if w, err := shared(); err == nil {
+		_ = w.drivers.Close()
 		os.RemoveAll(w.dir)
 	}
 	os.Exit(code)
@@ -96,7 +96,7 @@ func under(t testing.TB, m *frontend.Model, p *policy.Policy, o compile.Options)
 	w.n++
 	lib := filepath.Join(w.dir, fmt.Sprintf("m%d.so", w.n))
 	w.mu.Unlock()
-	o.NoMinimum, o.Shared, o.Driver, o.Objects, o.PlanSteps, o.Policy = true, true, w.driver, &w.objects, 300, p
+	o.NoMinimum, o.Shared, o.Drivers, o.Objects, o.PlanSteps, o.Policy = true, true, &w.drivers, &w.objects, 300, p
 	made, err := compile.Make(context.Background(), m, o, lib)
 	require.NoError(t, err)
 	return &program{made, m, lib}

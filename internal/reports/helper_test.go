@@ -93,7 +93,7 @@ type outcome struct {
 // work is what the tests of the package share: nothing of it reaches a program.
 type work struct {
 	dir     string
-	driver  *exe.Driver
+	drivers exe.Drivers
 	objects cpu.Objects
 	n       int // libraries so far
 	mu      sync.Mutex
@@ -113,8 +113,7 @@ var shared = sync.OnceValues(func() (*work, error) {
 		return nil, err
 	}
 	w := &work{dir: dir, made: map[string]made{}}
-	w.driver, err = exe.CompileDriver(context.Background(), dir, true)
-	return w, err
+	return w, nil
 })
 
 // long: the default run is short.
@@ -123,6 +122,7 @@ func long() bool { return os.Getenv("REPRISE_LONG") != "" }
 func TestMain(m *testing.M) {
 	code := m.Run()
 	if w, err := shared(); err == nil {
+		_ = w.drivers.Close()
 		os.RemoveAll(w.dir)
 	}
 	os.Exit(code)
@@ -155,7 +155,7 @@ func tryCompile(t testing.TB, m *frontend.Model, o compile.Options) (*compile.Pr
 	if ok {
 		return old.p, old.lib, nil
 	}
-	o.NoMinimum, o.Shared, o.Driver, o.Objects, o.PlanSteps = true, true, w.driver, &w.objects, planSteps
+	o.NoMinimum, o.Shared, o.Drivers, o.Objects, o.PlanSteps = true, true, &w.drivers, &w.objects, planSteps
 	p, err := compile.Make(context.Background(), m, o, lib)
 	if err == nil && plain {
 		w.mu.Lock()

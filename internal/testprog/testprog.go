@@ -20,6 +20,7 @@ import (
 	"reprise/ir"
 	"reprise/ir/interp"
 	"reprise/ir/tensor"
+	"reprise/passes/policy"
 	"reprise/runtime"
 	"reprise/runtime/exe"
 )
@@ -42,53 +43,32 @@ func Load(t testing.TB, spec string, train bool) *frontend.Model {
 type Lab struct {
 	steps   int64 // of the planner
 	objects cpu.Objects
-	drivers [2]func() (*exe.Driver, error) // of executables, of libraries
+	drivers exe.Drivers
+	dir     func() (string, error)
 
 	mu   sync.Mutex
-	dirs []string
 	n    int // programs
 	made map[string]func() (*Program, error)
 }
 
 // New is a lab whose programs are planned with so many steps of work. Nothing is made before it is needed.
 func New(planSteps int64) *Lab {
-	l := &Lab{steps: planSteps, made: map[string]func() (*Program, error){}}
-	for k := range l.drivers {
-		l.drivers[k] = sync.OnceValues(func() (*exe.Driver, error) {
-			dir, err := l.directory()
-			if err != nil {
-				return nil, err
-			}
-			return exe.CompileDriver(context.Background(), dir, k == 1)
-		})
+	return &Lab{
+		steps: planSteps,
+		dir:   sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "reprise-test-") }),
+		made:  map[string]func() (*Program, error){},
 	}
-	return l
 }
 
-// directory makes one that lives as long as the lab.
-func (l *Lab) directory() (string, error) {
-	dir, err := os.MkdirTemp("", "reprise-test-")
-	if err == nil {
-		l.mu.Lock()
-		l.dirs = append(l.dirs, dir)
-		l.mu.Unlock()
-	}
-	return dir, err
-}
-
-// Driver is the driver of executables.
-func (l *Lab) Driver(t testing.TB) *exe.Driver {
-	t.Helper()
-	d, err := l.drivers[0]()
-	require.NoError(t, err)
-	return d
-}
+// Drivers are the drivers of all that is compiled in the lab.
+func (l *Lab) Drivers() *exe.Drivers { return &l.drivers }
 
 // Main runs the tests of a package and removes what the lab has made.
 func (l *Lab) Main(m *testing.M) {
 	code := m.Run()
-	for _, dir := range l.dirs {
-		os.RemoveAll(dir)
+	_ = l.drivers.Close()
+	if dir, err := l.dir(); err == nil {
+		_ = os.RemoveAll(dir)
 	}
 	os.Exit(code)
 }
@@ -101,12 +81,19 @@ type Program struct {
 }
 
 // Compile compiles a model, unless another test did the same before: a program is shared where options say
-// nothing but target and budget.
+// nothing but target, budget and policy.
 func (l *Lab) Compile(t testing.TB, m *frontend.Model, o compile.Options) *Program {
 	t.Helper()
+	p, err := l.Try(m, o)
+	require.NoError(t, err)
+	return p
+}
+
+// Try is Compile for what may be refused.
+func (l *Lab) Try(m *frontend.Model, o compile.Options) (*Program, error) {
 	make := func() (*Program, error) { return l.compile(m, o) }
 	if shareable(o) {
-		key := fmt.Sprintf("%s %v %x %s %+v", m.Name, m.Train, sha256.Sum256([]byte(m.Module.String())), o.Target, o.Budget)
+		key := fmt.Sprintf("%s %v %x %s %+v %s", m.Name, m.Train, sha256.Sum256([]byte(m.Module.String())), o.Target, o.Budget, policyText(o.Policy))
 		l.mu.Lock()
 		if l.made[key] == nil {
 			l.made[key] = sync.OnceValues(make)
@@ -114,28 +101,33 @@ func (l *Lab) Compile(t testing.TB, m *frontend.Model, o compile.Options) *Progr
 		make = l.made[key]
 		l.mu.Unlock()
 	}
-	p, err := make()
-	require.NoError(t, err)
-	require.NotNil(t, p, "another test failed to make this program")
-	return p
+	return make()
 }
 
-// shareable: o has a target and a budget at most.
+// shareable: o has a target, a budget and a policy at most.
 func shareable(o compile.Options) bool {
-	o.Target, o.Budget = "", compile.Budget{}
+	o.Target, o.Budget, o.Policy = "", compile.Budget{}, nil
 	return reflect.ValueOf(o).IsZero()
 }
 
+// policyText has all that a policy says, and where.
+func policyText(p *policy.Policy) string {
+	if p == nil {
+		return ""
+	}
+	return fmt.Sprintf("%q %#v", p.Name(), p.Lines())
+}
+
 func (l *Lab) compile(m *frontend.Model, o compile.Options) (*Program, error) {
-	driver, err := l.drivers[1]()
+	dir, err := l.dir()
 	if err != nil {
 		return nil, err
 	}
 	l.mu.Lock()
 	l.n++
-	path := filepath.Join(l.dirs[0], fmt.Sprintf("m%d.so", l.n))
+	path := filepath.Join(dir, fmt.Sprintf("m%d.so", l.n))
 	l.mu.Unlock()
-	o.NoMinimum, o.Shared, o.Driver, o.Objects, o.PlanSteps = true, true, driver, &l.objects, l.steps
+	o.NoMinimum, o.Shared, o.Drivers, o.Objects, o.PlanSteps = true, true, &l.drivers, &l.objects, l.steps
 	p, err := compile.Make(context.Background(), m, o, path)
 	if err != nil {
 		return nil, err
@@ -146,7 +138,7 @@ func (l *Lab) compile(m *frontend.Model, o compile.Options) (*Program, error) {
 // Executable compiles m to an executable in a directory of the test.
 func (l *Lab) Executable(t testing.TB, m *frontend.Model, o compile.Options) (path string, p *compile.Program) {
 	t.Helper()
-	o.NoMinimum, o.Driver, o.Objects, o.PlanSteps = true, l.Driver(t), &l.objects, l.steps
+	o.NoMinimum, o.Drivers, o.Objects, o.PlanSteps = true, &l.drivers, &l.objects, l.steps
 	path = filepath.Join(t.TempDir(), "m")
 	p, err := compile.Make(context.Background(), m, o, path)
 	require.NoError(t, err)

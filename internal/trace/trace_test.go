@@ -2,61 +2,47 @@ package trace_test
 
 import (
 	"context"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
-	"reprise/codegen/cpu"
 	"reprise/frontend"
 	"reprise/internal/compile"
 	"reprise/internal/debug"
 	"reprise/internal/diag"
+	"reprise/internal/testprog"
 	"reprise/internal/trace"
 	"reprise/ir"
 	"reprise/passes/remat"
 	"reprise/runtime/exe"
 )
 
-// driver is compiled once for all tests.
-var driver = sync.OnceValues(func() (*exe.Driver, error) {
-	dir, err := os.MkdirTemp("", "reprise-trace-driver-")
-	if err != nil {
-		return nil, err
-	}
-	return exe.CompileDriver(context.Background(), dir, true)
-})
+var lab = testprog.New(100)
+
+func TestMain(m *testing.M) { lab.Main(m) }
 
 func load(t testing.TB, spec string) *frontend.Model {
 	t.Helper()
 	if _, err := exe.Toolchain(); err != nil {
 		t.Skipf("compiled models need a C compiler: %v", err)
 	}
-	m, err := frontend.Load(spec, frontend.Options{Train: true})
-	require.NoError(t, err)
-	return m
+	return testprog.Load(t, spec, true)
 }
 
-// objects are kernels that several programs have.
-var objects = sync.OnceValue(func() *cpu.Objects { return &cpu.Objects{} })
-
 // program compiles m to a library.
-func program(t testing.TB, m *frontend.Model, b compile.Budget, d debug.Options) (trace.Side, error) {
-	t.Helper()
-	dr, err := driver()
-	require.NoError(t, err)
-	out := filepath.Join(t.TempDir(), "m.so")
-	p, err := compile.Make(context.Background(), m, compile.Options{Budget: b, NoMinimum: true, PlanSteps: 100, Shared: true, Driver: dr, Objects: objects(), Debug: d}, out)
-	return trace.Side{Library: out, Program: p}, err
+func program(m *frontend.Model, b compile.Budget, d debug.Options) (trace.Side, error) {
+	p, err := lab.Try(m, compile.Options{Budget: b, Debug: d})
+	if err != nil {
+		return trace.Side{}, err
+	}
+	return trace.Side{Library: p.Library, Program: p.Program}, nil
 }
 
 func must(t testing.TB, m *frontend.Model, b compile.Budget, d debug.Options) trace.Side {
 	t.Helper()
-	s, err := program(t, m, b, d)
+	s, err := program(m, b, d)
 	require.NoError(t, err)
 	return s
 }
@@ -196,7 +182,7 @@ func named(t testing.TB, r *compile.Run, d *trace.Divergence, kind string) {
 // structural requires that the proofs of the final program name a run before anything is executed.
 func (s *scene) structural(t testing.TB, r *compile.Run, code string, fs ...debug.Fault) {
 	t.Helper()
-	_, err := program(t, s.m, s.tight, debug.Options{Faults: fs})
+	_, err := program(s.m, s.tight, debug.Options{Faults: fs})
 	require.Error(t, err)
 	e := diag.As(err)
 	require.Equal(t, code, e.Code, err.Error())
