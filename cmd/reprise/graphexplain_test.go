@@ -22,21 +22,21 @@ func TestExplainGraph(t *testing.T) {
   {"name": "dh", "cost": 30, "det": "exact", "inputs": ["c"], "outputs": ["dc"]},
   {"name": "dg", "cost": 40, "det": "exact", "inputs": ["b", "dc"], "outputs": ["db"]},
   {"name": "df", "cost": 40, "det": "exact", "inputs": ["a", "db"], "outputs": ["dw"]}]}`), 0o644))
-	code, now, errs := command("explain", graph, "--budget", "75%")
+	code, now, errs := cli("explain", graph, "--budget", "75%")
 	require.Zero(t, code, errs)
 	for _, want := range []string{"peak 1000 at dg, position 4 of 7, cost 180", `recomputed +a +f .*at a cost of 10`, `resident +yes +w`, `pinned +c +h .*"decides"`, `saved +yes +b`} {
 		assert.Regexp(t, want, now)
 	}
-	code, _, errs = command("plan", graph, "--budget", "75%", "-o", plan)
+	code, _, errs = cli("plan", graph, "--budget", "75%", "-o", plan)
 	require.Zero(t, code, errs)
-	code, written, errs := command("explain", graph, plan)
+	code, written, errs := cli("explain", graph, plan)
 	require.Zero(t, code, errs)
 	assert.Equal(t, now, written)
-	code, some, _ := command("explain", graph, "--budget", "75%", "d*")
+	code, some, _ := cli("explain", graph, "--budget", "75%", "d*")
 	require.Zero(t, code)
 	assert.Contains(t, some, "7 values, 3 shown")
 	for _, bad := range [][]string{{"explain", graph, "none"}, {"explain", graph, "[", "--budget", "75%"}, {"explain", graph, "--train"}, {"explain", graph, plan, "--budget", "75%"}, {"explain", graph, "--budget", "1"}} {
-		code, _, errs := command(bad...)
+		code, _, errs := cli(bad...)
 		assert.NotZero(t, code, bad)
 		assert.NotEmpty(t, errs, bad)
 	}
