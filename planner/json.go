@@ -226,12 +226,34 @@ func decode(data []byte, into any) error {
 
 // known refuses a graph with a field that is none of ours: "input" for "inputs" would give another graph.
 func known(data []byte) error {
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&fileGraph{}); err != nil {
-		return fmt.Errorf("planner: %s", strings.TrimPrefix(err.Error(), "json: "))
+	strict := func(data []byte, into any) error {
+		dec := json.NewDecoder(bytes.NewReader(data))
+		dec.DisallowUnknownFields()
+		return dec.Decode(into)
 	}
-	return nil
+	err := strict(data, &fileGraph{})
+	if err == nil {
+		return nil
+	}
+	said := strings.TrimPrefix(err.Error(), "json: ")
+	var parts struct{ Ops, Values []json.RawMessage } // the decoder does not say in which of them
+	if json.Unmarshal(data, &parts) == nil {
+		for i, raw := range parts.Ops {
+			var o fileOp
+			if strict(raw, &o) != nil {
+				_ = json.Unmarshal(raw, &o) // for the name alone
+				return fmt.Errorf("planner: op %d %q: %s", i, clip(o.Name), said)
+			}
+		}
+		for i, raw := range parts.Values {
+			var v fileValue
+			if strict(raw, &v) != nil {
+				_ = json.Unmarshal(raw, &v)
+				return fmt.Errorf("planner: value %d %q: %s", i, clip(v.Name), said)
+			}
+		}
+	}
+	return fmt.Errorf("planner: %s", said)
 }
 
 func (f *fileGraph) graph() (*Graph, error) {

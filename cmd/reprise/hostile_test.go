@@ -88,6 +88,10 @@ func TestGraphErrorsNameTheFile(t *testing.T) {
 	assert.Equal(t, "graph", e["code"])
 	assert.Equal(t, g, e["file"])
 	assert.NotContains(t, e["message"], "planner:")
+	g = write(t, t.TempDir(), "g.json", chainGraph)
+	short := write(t, t.TempDir(), "plan.json", `{"format":"reprise.plan/1","order":[0]}`)
+	_, out, _ = cli("check", g, short, "--json")
+	assert.Equal(t, short, document(t, out)["error"].(map[string]any)["file"])
 }
 
 // A program that the system ends says so, also as a document.

@@ -337,7 +337,9 @@ func (a *app) checkCmd() *cobra.Command {
 			rep, err := planner.Check(g.Problem, plan, b)
 			if err != nil {
 				if a.json {
-					return diag.Errorf("check", "%s", plain(err))
+					e := diag.Errorf("check", "%s", plain(err))
+					e.File = list[1]
+					return e
 				}
 				fmt.Fprintln(a.out, plain(err))
 				return exitStatus(1)
