@@ -267,6 +267,20 @@ func install(data []byte, path string, mode os.FileMode) (err error) {
 	return nil
 }
 
+// withoutStack is what a tool said, less the stack that it prints when it crashes: its reason may stand before or behind it.
+func withoutStack(said string) string {
+	var kept []string
+	for line := range strings.Lines(said) {
+		t := strings.TrimSpace(line)
+		numbered := len(t) > 2 && t[0] >= '0' && t[0] <= '9' && t[1:3] == ".\t"
+		if t == "" || numbered || strings.HasPrefix(t, "PLEASE submit a bug report") || t == "Stack dump:" || strings.HasPrefix(t, "#") {
+			continue
+		}
+		kept = append(kept, strings.TrimRight(line, "\n"))
+	}
+	return strings.Join(kept, "\n")
+}
+
 // run runs a tool in dir. Its error has what the tool said; where that is a
 // missing part of the toolchain, the command that installs it.
 func run(ctx context.Context, dir, tool string, args ...string) error {
@@ -283,10 +297,11 @@ func run(ctx context.Context, dir, tool string, args ...string) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	said, _, _ := strings.Cut(stderr.String(), "PLEASE submit a bug report") // a tool that crashes prints its stack, which helps nobody here
-	said = strings.TrimSpace(said)
+	said := withoutStack(stderr.String())
 	e := &Error{Code: "toolchain", Message: fmt.Sprintf("%s failed: %v\n%s", filepath.Base(tool), err, said)}
 	for _, m := range []struct{ text, hint string }{
+		{"No space left on device", "free some space, or set TMPDIR to a directory that has some"},
+		{"Bus error", "the disk may be full: free some space, or set TMPDIR to a directory that has some"}, // the linker writes through mapped memory
 		{"invalid linker name", "install it: apt-get install -y lld-19"},
 		{"file not found", "install the C library's headers: apt-get install -y libc6-dev"},
 		{"unable to find library -lc", "install the C library for linking: apt-get install -y libc6-dev"},
