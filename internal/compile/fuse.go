@@ -224,12 +224,12 @@ func (p *planning) within(budget int64, known *planned) (*planned, *planner.Infe
 	if best == nil {
 		again = []attempt{{v: vs[len(vs)-1]}, {v: vs[len(vs)/2]}}
 	} else {
-		v, order, err := p.refined(best, cheaper(budget))
+		d, err := p.refined(best.variant, best.plan.Order, cheaper(budget))
 		if err != nil {
 			return nil, nil, err
 		}
-		again = []attempt{{v, order}}
-		whole = best.plan.Cost > floor && v != vs[0]
+		again = []attempt{{d.variant, d.order}}
+		whole = best.plan.Cost > floor && d.variant != vs[0]
 	}
 	if whole {
 		again = append(again, attempt{v: vs[0]})
@@ -256,7 +256,8 @@ func (p *planning) scout() *planning {
 	return &q
 }
 
-// smallest is the program of the smallest arena that was found.
+// smallest is the program of the smallest arena that was found. Plans are compared by their live bytes, which layouts
+// nearly always reach: a layout without holes is the dearest part of a program of many values.
 func (p *planning) smallest() (*planned, error) {
 	if p.least != nil {
 		return p.least, nil
@@ -265,43 +266,54 @@ func (p *planning) smallest() (*planned, error) {
 	if err != nil {
 		return nil, err
 	}
-	var best *planned
+	var v *variant
+	var plan *planner.Plan
+	var drafts []draft
+	look := func(w *variant, further bool) error {
+		q, err := p.leastOf(w, further)
+		if err != nil {
+			return err
+		}
+		if plan == nil || q.PeakBytes < plan.PeakBytes || q.PeakBytes == plan.PeakBytes && q.Cost < plan.Cost {
+			v, plan = w, q
+		}
+		d, err := p.refined(w, q.Order, smaller)
+		drafts = append(drafts, d)
+		return err
+	}
+	for _, i := range picks(len(vs), minVariants) {
+		if err := look(vs[i], false); err != nil {
+			return nil, err
+		}
+	}
+	if err := look(v, true); err != nil {
+		return nil, err
+	}
+	best, err := p.realise(v, plan, 0)
+	if err != nil {
+		return nil, err
+	}
 	offer := func(out *planned) {
-		if best == nil || out.arena < best.arena || out.arena == best.arena && out.plan.Cost < best.plan.Cost {
+		if out.arena < best.arena || out.arena == best.arena && out.plan.Cost < best.plan.Cost {
 			best = out
 		}
 	}
-	for _, i := range picks(len(vs), minVariants) {
-		out, err := p.smallestOf(vs[i])
+	d := drafts[0]
+	for _, e := range drafts[1:] {
+		if smaller(d.is, e.is) {
+			d = e
+		}
+	}
+	if d.variant != v {
+		out, err := p.smallestOf(d.variant)
 		if err != nil {
 			return nil, err
 		}
 		offer(out)
 	}
-	out, err := p.smallestBy(best.variant, true)
-	if err != nil {
-		return nil, err
-	}
-	offer(out)
-	v, order, err := p.refined(best, smaller)
-	if err != nil {
-		return nil, err
-	}
-	if v != best.variant {
-		out, err := p.smallestOf(v)
+	if d.is.PeakBytes <= best.arena {
+		out, _, err := p.scout().withinOf(d.variant, d.is.PeakBytes, d.order)
 		if err != nil {
-			return nil, err
-		}
-		offer(out)
-		pr, err := p.stated(v)
-		if err != nil {
-			return nil, err
-		}
-		is, err := planner.Check(pr.Problem.Problem, &planner.Plan{Order: order}, -1)
-		if err != nil {
-			return nil, err
-		}
-		if out, _, err = p.scout().withinOf(v, is.PeakBytes, order); err != nil {
 			return nil, err
 		}
 		if out != nil { // without holes in its layout

@@ -28,7 +28,7 @@ func TestFusingUnderPolicy(t *testing.T) {
 	}{
 		{name: "full", better: true},
 		{name: "dots_saveable", better: true},
-		{name: "full", lines: []string{"must save layer=layers.*.mlp", "prefer save layer=layers.0.*"}},
+		{name: "full", lines: []string{"must save layer=layers.0.mlp", "prefer save layer=layers.0.*"}},
 		{name: "full", lines: []string{"prefer save layer=layers.1.mlp.*"}, percent: 85},
 	} {
 		t.Run(c.name+strings.Join(c.lines, "+"), func(t *testing.T) {

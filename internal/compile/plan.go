@@ -197,10 +197,16 @@ func (p *planning) saveAll() (*planned, error) {
 }
 
 // smallestOf is the program of the smallest arena that was found of a variant.
-func (p *planning) smallestOf(v *variant) (*planned, error) { return p.smallestBy(v, false) }
+func (p *planning) smallestOf(v *variant) (*planned, error) {
+	plan, err := p.leastOf(v, false)
+	if err != nil {
+		return nil, err
+	}
+	return p.realise(v, plan, 0)
+}
 
-// smallestBy is smallestOf, looked for further where that is said.
-func (p *planning) smallestBy(v *variant, further bool) (*planned, error) {
+// leastOf is the plan of the fewest bytes that was found of a variant, looked for further where that is said.
+func (p *planning) leastOf(v *variant, further bool) (*planner.Plan, error) {
 	pr, err := p.stated(v)
 	if err != nil {
 		return nil, err
@@ -211,7 +217,7 @@ func (p *planning) smallestBy(v *variant, further bool) (*planned, error) {
 	if err != nil {
 		return nil, p.contradiction(pr, err)
 	}
-	return p.realise(v, plan, 0)
+	return plan, nil
 }
 
 // maxReplans bounds how often the planner is asked again because the layout of its plan

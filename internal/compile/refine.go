@@ -25,27 +25,33 @@ func smaller(was, is planner.Report) bool {
 	return is.PeakBytes < was.PeakBytes || is.PeakBytes == was.PeakBytes && is.Cost < was.Cost
 }
 
-// refined is the variant of a program and the order of its plan after turning over what makes the plan better.
-func (p *planning) refined(from *planned, better func(was, is planner.Report) bool) (*variant, []int, error) {
-	v, order := from.variant, from.plan.Order
+// draft is the order of a plan of a variant, and what its check says.
+type draft struct {
+	variant *variant
+	order   []int
+	is      planner.Report
+}
+
+// refined is a variant and the order of a plan of it after turning over what makes the plan better.
+func (p *planning) refined(v *variant, order []int, better func(was, is planner.Report) bool) (draft, error) {
 	at, err := p.stated(v)
 	if err != nil {
-		return nil, nil, err
+		return draft{}, err
 	}
 	now, err := planner.Check(at.Problem.Problem, &planner.Plan{Order: order}, -1)
 	if err != nil {
-		return nil, nil, err
+		return draft{}, err
 	}
 	parts, err := p.parts()
 	if err != nil {
-		return nil, nil, err
+		return draft{}, err
 	}
 	left := maxStated / max(1, len(at.Ops))
 	for k, in := 0, len(parts); in > 0 && left > 0; k, in, left = k+1, in-1, left-1 {
 		w := v.turned(parts[k%len(parts)])
 		to, err := p.stated(w)
 		if err != nil {
-			return nil, nil, err
+			return draft{}, err
 		}
 		next := carried(at, to, order)
 		is, err := planner.Check(to.Problem.Problem, &planner.Plan{Order: next}, -1)
@@ -54,7 +60,7 @@ func (p *planning) refined(from *planned, better func(was, is planner.Report) bo
 			in = len(parts) // all others are looked at again
 		}
 	}
-	return v, order, nil
+	return draft{v, order, now}, nil
 }
 
 // parts are the kinds, those for readers of the forward and of the backward part apart.

@@ -37,7 +37,7 @@ type Options struct {
 // number of blocks; so many are a second or two.
 func searchSteps(blocks int) int64 {
 	n := int64(max(blocks, 1))
-	return min(500_000, 80_000_000_000/(n*n))
+	return min(500_000, 40_000_000_000/(n*n))
 }
 
 // Home is where a value lives: in the memory of a parameter of its block, in a dense
