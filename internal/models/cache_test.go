@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"reprise/internal/testprog"
 	"reprise/ir/dtype"
 	"reprise/ir/tensor"
 )
@@ -15,7 +16,7 @@ import (
 // stood there before the step is still there after it.
 func TestCache(t *testing.T) {
 	specs := []string{"gpt,layers=2,d=32,heads=2,seq=70,batch=2,vocab=30"}
-	if long() {
+	if testprog.Long() {
 		specs = append(specs, "llama,layers=2,d=32,heads=4,kv_heads=2,seq=70,batch=2,vocab=30,dtype=f16")
 		for _, spec := range seeds() {
 			specs = append(specs, spec+",dtype=bf16")
@@ -25,9 +26,9 @@ func TestCache(t *testing.T) {
 		t.Run(name(spec), func(t *testing.T) {
 			t.Parallel()
 			all, step := builtin(t, spec, false), builtin(t, spec+",predict=step", false)
-			i, j := compiled(t, all, v3, 0).start(t, 2), compiled(t, step, []string{v4, v3}[k%2], -1).start(t, 2)
+			i, j := start(t, compiled(t, all, v3, 0), 2), start(t, compiled(t, step, []string{v4, v3}[k%2], -1), 2)
 			tokens := page(all.Module.Func("step").Param("tokens"), 0, 0)
-			feed(t, i, all, 0, inputs{"tokens": tokens})
+			testprog.Feed(t, i, all, 0, inputs{"tokens": tokens})
 			require.NoError(t, i.Step())
 			want := f32(t, i, "logits")
 			B, T := tokens.Shape[0], tokens.Shape[1]
@@ -47,7 +48,7 @@ func TestCache(t *testing.T) {
 					x.I32()[b] = tokens.I32()[b*T+at]
 				}
 				require.Equal(t, at, integer(t, j, "position"))
-				feed(t, j, step, int(s), inputs{"tokens": x})
+				testprog.Feed(t, j, step, int(s), inputs{"tokens": x})
 				require.NoError(t, j.Step())
 				got := f32(t, j, "logits")
 				for b := range B {

@@ -13,6 +13,7 @@ import (
 	"reprise/frontend"
 	"reprise/internal/compile"
 	"reprise/internal/fuzz"
+	"reprise/internal/testprog"
 	"reprise/ir"
 	"reprise/ir/tensor"
 	"reprise/passes/policy"
@@ -120,7 +121,7 @@ func delicates(biased bool, top int32) []delicate {
 // computed again.
 func policies(biased bool) []string {
 	switch {
-	case long():
+	case testprog.Long():
 		return []string{"full", "nothing_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable", "selective:2", "every:2"}
 	case biased:
 		return []string{"full"}
@@ -139,32 +140,34 @@ func TestDelicateRouting(t *testing.T) {
 		t.Run(name(c.spec), func(t *testing.T) {
 			t.Parallel()
 			all := seed(t, c.spec, v4, 0)
-			m, programs := all.m, []*program{all, seed(t, c.spec, v3, -1)}
+			m, programs := all.Model, []*testprog.Program{all, seed(t, c.spec, v3, -1)}
 			for _, word := range policies(c.biased) {
 				pol, err := policy.Load(word)
 				require.NoError(t, err)
-				programs = append(programs, under(t, m, pol, compile.Options{Target: v4}))
+				programs = append(programs, lab.Compile(t, m, compile.Options{Target: v4, Policy: pol}))
 				require.Greater(t, programs[len(programs)-1].Report.Recomputed, 0, word)
 			}
-			if long() {
+			if testprog.Long() {
 				lo, hi := programs[1].Report.ArenaBytes, all.Report.ArenaBytes
 				programs = append(programs, compiled(t, m, v4, -1), compiled(t, m, v3, lo+(hi-lo)/3), compiled(t, m, v4, lo+(hi-lo)*2/3))
 			}
-			ref := interpreted(t, m)
+			ref := testprog.Interpret(t, m)
 			for _, d := range delicates(c.biased, c.top) {
 				t.Run(d.name, func(t *testing.T) {
-					state := maps.Clone(ref.state)
+					state := maps.Clone(ref.State)
 					for name, v := range state {
 						state[name] = v.Clone()
 					}
 					d.prepare(state)
 					want := d.run(t, all, 1, state)
-					d.check(t, &reference{ref.step, maps.Clone(state)}, m, want[0])
+					first := *ref
+					first.State = maps.Clone(state)
+					d.check(t, &first, m, want[0])
 					for k, p := range programs {
 						for threads := 1; threads <= 3; threads++ {
 							got := d.run(t, p, threads, state)
 							for s := range want {
-								same(t, m, want[s], got[s], fmt.Sprintf("program %d, %d threads, step %d", k, threads, s))
+								testprog.Same(t, m, want[s], got[s], fmt.Sprintf("program %d, %d threads, step %d", k, threads, s))
 							}
 						}
 					}
@@ -183,24 +186,24 @@ func (d delicate) inputs(m *frontend.Model, s int) inputs {
 }
 
 // run runs three steps from a state.
-func (d delicate) run(t *testing.T, p *program, threads int, state map[string]*tensor.Tensor) []map[string][]byte {
+func (d delicate) run(t *testing.T, p *testprog.Program, threads int, state map[string]*tensor.Tensor) []map[string][]byte {
 	t.Helper()
-	i := p.start(t, threads)
+	i := start(t, p, threads)
 	write(t, i, state)
 	var out []map[string][]byte
 	for s := range 3 {
-		feed(t, i, p.m, s, d.inputs(p.m, s))
+		testprog.Feed(t, i, p.Model, s, d.inputs(p.Model, s))
 		require.NoError(t, i.Step())
-		out = append(out, results(t, i, p.m))
+		out = append(out, testprog.Results(t, i, p.Model))
 	}
 	return out
 }
 
 // check compares the first step with the interpreter, and sees that the case is what its name says.
-func (d delicate) check(t *testing.T, ref *reference, m *frontend.Model, got map[string][]byte) {
+func (d delicate) check(t *testing.T, ref *testprog.Reference, m *frontend.Model, got map[string][]byte) {
 	t.Helper()
-	same(t, m, ref.run(t, 0, d.inputs(m, 0)), got, "against the interpreter")
-	for name, v := range ref.state {
+	testprog.Same(t, m, ref.Step(t, 0, d.inputs(m, 0)), got, "against the interpreter")
+	for name, v := range ref.State {
 		if strings.Contains(name, ".tokens") {
 			d.counts(t, v.I32())
 		}
@@ -245,7 +248,7 @@ func TestPoliciesKeepEveryBit(t *testing.T) {
 			}
 			want, once := traced(compile.Options{})
 			for n, word := range families() {
-				if !long() && (n%3 != k || n >= 6) {
+				if !testprog.Long() && (n%3 != k || n >= 6) {
 					continue
 				}
 				pol, err := policy.Load(word)
@@ -260,7 +263,7 @@ func TestPoliciesKeepEveryBit(t *testing.T) {
 			}
 		})
 	}
-	if !long() {
+	if !testprog.Long() {
 		return
 	}
 	for _, spec := range seeds() {
@@ -271,9 +274,9 @@ func TestPoliciesKeepEveryBit(t *testing.T) {
 			for k, word := range families() {
 				pol, err := policy.Load(word)
 				require.NoError(t, err)
-				got := delicate{}.run(t, under(t, all.m, pol, compile.Options{Target: v4}), 1+k%3, nil)
+				got := delicate{}.run(t, lab.Compile(t, all.Model, compile.Options{Target: v4, Policy: pol}), 1+k%3, nil)
 				for s := range want {
-					same(t, all.m, want[s], got[s], fmt.Sprintf("%s, step %d", word, s))
+					testprog.Same(t, all.Model, want[s], got[s], fmt.Sprintf("%s, step %d", word, s))
 				}
 			}
 		})

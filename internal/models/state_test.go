@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"reprise/frontend/nn"
+	"reprise/internal/testprog"
 	"reprise/ir"
 	"reprise/ir/dtype"
 	"reprise/ir/tensor"
@@ -54,7 +55,7 @@ func integer(t *testing.T, i *runtime.Instance, name string) int64 {
 
 // micros are numbers of micro-batches.
 func micros() []int {
-	if long() {
+	if testprog.Long() {
 		return []int{1, 2, 4}
 	}
 	return []int{2}
@@ -70,12 +71,12 @@ func TestStateChangesOnce(t *testing.T) {
 			t.Parallel()
 			m := trained(t, everyState(), nn.Recipe{Optimizer: nn.DefaultAdamW(), Schedule: nn.Constant{LR: 0.01}, Clip: 1, Micro: micro,
 				EMA: 0.75, Scale: nn.LossScale{First: 8, Every: 2}})
-			programs := []*program{compiled(t, m, []string{v3, v4}[micro%2], -1)}
+			programs := []*testprog.Program{compiled(t, m, []string{v3, v4}[micro%2], -1)}
 			if micro == 2 {
 				programs = append(programs, compiled(t, m, v4, 0))
 			}
 			for k, p := range programs {
-				ref, i := interpreted(t, m), p.start(t, 1+k)
+				ref, i := testprog.Interpret(t, m), start(t, p, 1+k)
 				x, gain := tensor.New(dtype.F32, 8, 6), tensor.New(dtype.F32, 8)
 				mean := make([]float64, 6)
 				scale, good, taken := 8.0, 0, int64(0)
@@ -91,9 +92,9 @@ func TestStateChangesOnce(t *testing.T) {
 					for _, name := range kept {
 						before[name] = f32(t, i, name)
 					}
-					in := feed(t, i, m, s, inputs{"x": x, "gain": gain})
+					in := testprog.Feed(t, i, m, s, inputs{"x": x, "gain": gain})
 					require.NoError(t, i.Step())
-					same(t, m, ref.run(t, s, in), results(t, i, m), fmt.Sprintf("step %d", s))
+					testprog.Same(t, m, ref.Step(t, s, in), testprog.Results(t, i, m), fmt.Sprintf("step %d", s))
 
 					rows := 8 / micro
 					for b := range micro {
@@ -150,21 +151,21 @@ func TestStateChangesOnce(t *testing.T) {
 // Counters of a mixture count each token once, and its biases move once a step by what the whole step counted,
 // however many micro-batches it has.
 func TestTokenCounters(t *testing.T) {
-	programs := []*program{seed(t, llama4, v4, 0), seed(t, llama4, v3, -1)} // in two micro-batches
-	if long() {
+	programs := []*testprog.Program{seed(t, llama4, v4, 0), seed(t, llama4, v3, -1)} // in two micro-batches
+	if testprog.Long() {
 		for _, micro := range []int{1, 4} {
 			programs = append(programs, compiled(t, builtin(t, strings.Replace(llama4, "micro=2", fmt.Sprint("micro=", micro), 1), true), v4, -1))
 		}
 	}
 	for k, p := range programs {
 		t.Run(fmt.Sprint(k), func(t *testing.T) {
-			i := p.start(t, 2)
+			i := start(t, p, 2)
 			for layer := range 2 {
 				require.Equal(t, make([]float32, 4), f32(t, i, fmt.Sprintf("layers.%d.moe.expert_bias", layer)))
 			}
 			counts, bias := make([]int64, 8), make([]float64, 8)
 			for s := range 3 {
-				feed(t, i, p.m, s, book(p.m.Module.Func("step"), s))
+				testprog.Feed(t, i, p.Model, s, book(p.Model.Module.Func("step"), s))
 				require.NoError(t, i.Step())
 				for layer := range 2 {
 					b, err := i.Read(fmt.Sprintf("layers.%d.moe.tokens_per_expert", layer))

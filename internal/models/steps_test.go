@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
+	"reprise/internal/testprog"
 	"reprise/ir"
 	"reprise/ir/tensor"
 )
@@ -34,24 +35,24 @@ func TestFiftySteps(t *testing.T) {
 		t.Run(name(spec), func(t *testing.T) {
 			t.Parallel()
 			all := seed(t, spec, v4, 0)
-			all.equalsInterpreter(t, 1, 1)
-			want := all.run(t, steps, 1)
+			all.EqualsInterpreter(t, 1, 1)
+			want := run(t, all, steps, 1)
 			assert.Less(t, want.last, 0.7*want.first, "the model does not learn")
-			assert.Equal(t, want, all.run(t, steps, 3), "3 threads")
+			assert.Equal(t, want, run(t, all, steps, 3), "3 threads")
 			least := seed(t, spec, v3, -1)
 			assert.Less(t, 4*least.Report.ArenaBytes, 3*all.Report.ArenaBytes)
 			assert.Greater(t, least.Report.Recomputed, 30)
-			least.equalsInterpreter(t, 2, 2)
-			assert.Equal(t, want, least.run(t, steps, 2), "the smallest budget on %s", v3)
-			if !long() {
+			least.EqualsInterpreter(t, 2, 2)
+			assert.Equal(t, want, run(t, least, steps, 2), "the smallest budget on %s", v3)
+			if !testprog.Long() {
 				return
 			}
 			lo, hi := least.Report.ArenaBytes, all.Report.ArenaBytes
 			for _, target := range []string{v3, v4} {
 				for k := range int64(5) {
-					p := compiled(t, all.m, target, lo+(hi-lo)*k/4)
+					p := compiled(t, all.Model, target, lo+(hi-lo)*k/4)
 					for threads := 1; threads <= 3; threads++ {
-						assert.Equal(t, want, p.run(t, steps, threads), "budget %d of 5 on %s, %d threads", k, target, threads)
+						assert.Equal(t, want, run(t, p, steps, threads), "budget %d of 5 on %s, %d threads", k, target, threads)
 					}
 				}
 			}
@@ -66,7 +67,7 @@ func TestElementTypes(t *testing.T) {
 		"gpt,layers=1,d=32,heads=2,seq=20,batch=2,vocab=40,dtype=bf16,micro=2,ema=0.9",
 		"llama,layers=1,d=32,heads=4,kv_heads=2,seq=16,batch=2,vocab=33,dtype=f16,loss_scale=1024",
 	}
-	if long() {
+	if testprog.Long() {
 		for _, spec := range seeds() {
 			for _, d := range []string{"f32", "f16"} {
 				specs = append(specs, spec+",dtype="+d+",loss_scale=256,ema=0.5")
@@ -80,10 +81,10 @@ func TestElementTypes(t *testing.T) {
 		t.Run(spec, func(t *testing.T) {
 			t.Parallel()
 			m := builtin(t, spec, true)
-			compiled(t, m, []string{v3, v4}[k%2], -1).equalsInterpreter(t, 2, 2)
-			if long() {
-				compiled(t, builtin(t, spec, false), []string{v4, v3}[k%2], -1).equalsInterpreter(t, 1, 2)
-				compiled(t, m, []string{v4, v3}[k%2], 0).equalsInterpreter(t, 2, 3)
+			compiled(t, m, []string{v3, v4}[k%2], -1).EqualsInterpreter(t, 2, 2)
+			if testprog.Long() {
+				compiled(t, builtin(t, spec, false), []string{v4, v3}[k%2], -1).EqualsInterpreter(t, 1, 2)
+				compiled(t, m, []string{v4, v3}[k%2], 0).EqualsInterpreter(t, 2, 3)
 			}
 		})
 	}

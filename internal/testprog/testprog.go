@@ -229,7 +229,7 @@ func Same(t testing.TB, m *frontend.Model, want, got map[string][]byte, what str
 // Reference runs the meaning of a model's step in the interpreter.
 type Reference struct {
 	step  *ir.Func
-	state map[string]*tensor.Tensor
+	State map[string]*tensor.Tensor // what the next step reads; each step replaces its values
 }
 
 // Interpret starts the interpreter on a model, with the seed Seed.
@@ -237,9 +237,9 @@ func Interpret(t testing.TB, m *frontend.Model) *Reference {
 	t.Helper()
 	ref, err := compile.Reference(m.Module)
 	require.NoError(t, err)
-	r := &Reference{step: ref.Func("step"), state: map[string]*tensor.Tensor{}}
+	r := &Reference{step: ref.Func("step"), State: map[string]*tensor.Tensor{}}
 	if init := ref.Func("init"); init != nil {
-		r.state, err = interp.RunNamed(init, map[string]*tensor.Tensor{"key": tensor.Key(Seed, 0xFFFFFFFF, 0)}, interp.Options{})
+		r.State, err = interp.RunNamed(init, map[string]*tensor.Tensor{"key": tensor.Key(Seed, 0xFFFFFFFF, 0)}, interp.Options{})
 		require.NoError(t, err)
 	}
 	return r
@@ -260,7 +260,7 @@ func (r *Reference) Step(t testing.TB, step int, in map[string]*tensor.Tensor) m
 		case ir.RoleInput:
 			args[p.Name] = in[p.Name]
 		default:
-			args[p.Name] = r.state[p.Name]
+			args[p.Name] = r.State[p.Name]
 		}
 	}
 	vals, err := interp.RunNamed(r.step, args, interp.Options{})
@@ -269,7 +269,7 @@ func (r *Reference) Step(t testing.TB, step int, in map[string]*tensor.Tensor) m
 	for name, v := range vals {
 		out[name] = v.Data
 		if p := r.step.Param(name); p != nil && p.IsState() {
-			r.state[name] = v
+			r.State[name] = v
 		}
 	}
 	return out
