@@ -57,9 +57,9 @@ func (o *outcome) find(name, prefix string) *compile.Run {
 func diverge(t testing.TB, all *outcome, fault debug.Fault) (*trace.Divergence, string, string) {
 	t.Helper()
 	o := compile.Options{Debug: debug.Options{Faults: []debug.Fault{fault}, Unproven: true}}
-	p, lib := compiled(t, all.m, o)
+	p := lab.Compile(t, all.m, o)
 	var file bytes.Buffer
-	res, err := trace.Compare(all.m, trace.Side{Library: lib, Program: p}, all.side(), trace.Options{Seed: 5, Steps: 2, Threads: 2, File: &file})
+	res, err := trace.Compare(all.m, trace.Side{Library: p.Library, Program: p.Program}, all.side(), trace.Options{Seed: 5, Steps: 2, Threads: 2, File: &file})
 	require.NoError(t, err)
 	require.NotNil(t, res.Divergence)
 	return res.Divergence, res.Divergence.Error(), file.String()

@@ -82,11 +82,11 @@ void tell(char *const *args, int64_t lo, int64_t hi, char *scratch) {
 
 // kernels is the library of kernelsC, compiled once.
 var kernels = sync.OnceValues(func() (string, error) {
-	w, err := shared()
+	dir, err := lab.Dir()
 	if err != nil {
 		return "", err
 	}
-	src, lib := filepath.Join(w.dir, "k.c"), filepath.Join(w.dir, "libk.so")
+	src, lib := filepath.Join(dir, "k.c"), filepath.Join(dir, "libk.so")
 	if err := os.WriteFile(src, []byte(kernelsC), 0o600); err != nil {
 		return "", err
 	}

@@ -4,20 +4,17 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
-	"reprise/codegen/cpu"
 	"reprise/frontend"
 	"reprise/frontend/nn"
 	"reprise/internal/compile"
+	"reprise/internal/testprog"
 	"reprise/ir"
 	"reprise/ir/tensor"
 	"reprise/passes/lower"
@@ -25,7 +22,6 @@ import (
 	"reprise/passes/remat"
 	"reprise/planner"
 	"reprise/runtime"
-	"reprise/runtime/exe"
 )
 
 // showing is gradient descent that gives every gradient as an output of the step as well.
@@ -90,90 +86,13 @@ type outcome struct {
 	steps steps
 }
 
-// work is what the tests of the package share: nothing of it reaches a program.
-type work struct {
-	dir     string
-	drivers exe.Drivers
-	objects cpu.Objects
-	n       int // libraries so far
-	mu      sync.Mutex
-	made    map[string]made // by model, target and budget
-}
-
-// made is a program that a test has compiled.
-type made struct {
-	p   *compile.Program
-	lib string
-}
-
-// shared makes the driver once.
-var shared = sync.OnceValues(func() (*work, error) {
-	dir, err := os.MkdirTemp("", "reprise-reports-")
-	if err != nil {
-		return nil, err
-	}
-	w := &work{dir: dir, made: map[string]made{}}
-	return w, nil
-})
-
-// long: the default run is short.
-func long() bool { return os.Getenv("REPRISE_LONG") != "" }
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if w, err := shared(); err == nil {
-		_ = w.drivers.Close()
-		os.RemoveAll(w.dir)
-	}
-	os.Exit(code)
-}
-
 // planSteps keeps the planner's search short: what is tested is the programs.
 const planSteps = 500
 
-// compiled compiles a model to a library.
-func compiled(t testing.TB, m *frontend.Model, o compile.Options) (*compile.Program, string) {
-	t.Helper()
-	p, lib, err := tryCompile(t, m, o)
-	require.NoError(t, err)
-	return p, lib
-}
+// lab is what the tests of the package share: nothing of it reaches a program.
+var lab = testprog.New(planSteps)
 
-func tryCompile(t testing.TB, m *frontend.Model, o compile.Options) (*compile.Program, string, error) {
-	t.Helper()
-	w, err := shared()
-	require.NoError(t, err)
-	key, plain := "", o.AllowRecompute == nil && len(o.Debug.Faults) == 0
-	if plain {
-		key = fmt.Sprintf("%s %v %q %s", o.Target, o.Budget, policyText(o.Policy), m.Module)
-	}
-	w.mu.Lock()
-	old, ok := w.made[key]
-	lib := filepath.Join(w.dir, fmt.Sprintf("m%d.so", w.n))
-	w.n++
-	w.mu.Unlock()
-	if ok {
-		return old.p, old.lib, nil
-	}
-	o.NoMinimum, o.Shared, o.Drivers, o.Objects, o.PlanSteps = true, true, &w.drivers, &w.objects, planSteps
-	p, err := compile.Make(context.Background(), m, o, lib)
-	if err == nil && plain {
-		w.mu.Lock()
-		w.made[key] = made{p, lib}
-		w.mu.Unlock()
-	}
-	return p, lib, err
-}
-
-func policyText(p *policy.Policy) string {
-	text := ""
-	if p != nil {
-		for _, l := range p.Lines() {
-			text += l.Text + "\n"
-		}
-	}
-	return text
-}
+func TestMain(m *testing.M) { lab.Main(m) }
 
 // under is a run under a named policy ("": none) with more lines.
 func under(t testing.TB, name string, lines ...string) setup {
@@ -203,9 +122,9 @@ func tryPlan(m *frontend.Model, o compile.Options) (*compile.Program, error) {
 func run(t testing.TB, m *frontend.Model, s setup) *outcome {
 	t.Helper()
 	before := m.Module.String()
-	p, lib := compiled(t, m, s.Options)
+	p := lab.Compile(t, m, s.Options)
 	require.Equal(t, before, m.Module.String(), "compilation changed its input")
-	o := &outcome{t: t, m: m, p: p, lib: lib}
+	o := &outcome{t: t, m: m, p: p.Program, lib: p.Library}
 	o.again(s)
 	o.promises()
 	return o
@@ -288,7 +207,7 @@ func (o *outcome) execute(s setup) steps {
 	for i := range arena {
 		arena[i] = fill
 	}
-	i, err := l.Create(runtime.Options{Seed: 11 + s.seed, Threads: s.threads, Arena: arena[:n:n]})
+	i, err := l.Create(runtime.Options{Seed: testprog.Seed + s.seed, Threads: s.threads, Arena: arena[:n:n]})
 	require.NoError(t, err)
 	defer i.Close()
 	if s.from != 0 {

@@ -11,6 +11,7 @@ import (
 
 	"reprise/frontend/nn"
 	"reprise/internal/compile"
+	"reprise/internal/testprog"
 	"reprise/ir"
 	"reprise/ir/dtype"
 	"reprise/ir/ops"
@@ -53,10 +54,10 @@ func TestP001(t *testing.T) {
 			if err == nil {
 				texts[g] = planText(t, p)
 			}
-			if g >= 4 && !long() {
+			if g >= 4 && !testprog.Long() {
 				return
 			}
-			if q, _, err := tryCompile(t, desc, opt); err == nil {
+			if q, err := lab.Try(desc, opt); err == nil {
 				sums[g] = q.Report.BinarySHA256
 			}
 		}()
@@ -100,13 +101,13 @@ func TestP063(t *testing.T) {
 	opt := smallest().Options
 	want, kept := planText(t, planned(t, m, opt)), planText(t, planned(t, m, under(t, "full").Options))
 	for k := range 99 {
-		if long() || k < 10 {
+		if testprog.Long() || k < 10 {
 			require.Equal(t, want, planText(t, planned(t, m, opt)))
 		}
 		require.Equal(t, kept, planText(t, planned(t, m, under(t, "full").Options)))
 	}
 	n := 4
-	if long() {
+	if testprog.Long() {
 		n = 99
 	}
 	sum := run(t, m, smallest()).p.Report.BinarySHA256
@@ -114,7 +115,7 @@ func TestP063(t *testing.T) {
 	for range n {
 		fresh := opt
 		fresh.Keep = true
-		p, _ := compiled(t, m, fresh)
+		p := lab.Compile(t, m, fresh)
 		require.Equal(t, sum, p.Report.BinarySHA256)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"reprise/frontend"
 	"reprise/frontend/nn"
 	"reprise/internal/compile"
+	"reprise/internal/testprog"
 	"reprise/ir"
 	"reprise/ir/dtype"
 	"reprise/ir/ops"
@@ -54,7 +55,7 @@ func TestP067(t *testing.T) {
 	assert.EqualValues(t, 3+2, plan.Cost, "one of three items can be kept")
 
 	n := 60
-	if long() {
+	if testprog.Long() {
 		n = 1000
 	}
 	r := rand.New(rand.NewPCG(7, 7))
@@ -303,8 +304,8 @@ func TestP082(t *testing.T) {
 		s.Output("y", x)
 	}})
 	require.NoError(t, err)
-	plain, _ := compiled(t, of(forward, false), compile.Options{})
-	tight, _ := compiled(t, of(forward.Clone(), false), compile.Options{Budget: compile.Budget{Bytes: plain.Report.ArenaBytes}})
+	plain := lab.Compile(t, of(forward, false), compile.Options{})
+	tight := lab.Compile(t, of(forward.Clone(), false), compile.Options{Budget: compile.Budget{Bytes: plain.Report.ArenaBytes}})
 	assert.Equal(t, plain.Report.BinarySHA256, tight.Report.BinarySHA256)
 	plain.Step.Func("step").Body.Walk(func(op *ir.Op) {
 		assert.Nil(t, op.Remat)

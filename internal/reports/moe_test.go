@@ -263,9 +263,9 @@ func TestP022(t *testing.T) {
 		})
 	}
 	probe := func(m *frontend.Model) *compile.Probed {
-		p, lib := compiled(t, m, compile.Options{})
-		o := &outcome{t: t, m: m, p: p}
-		found, err := p.Probe(lib, 30, 11, func(v *ir.Value) ([]byte, error) { return o.input(v, 0).Data, nil })
+		p := lab.Compile(t, m, compile.Options{})
+		o := &outcome{t: t, m: m, p: p.Program}
+		found, err := p.Probe(p.Library, 30, 11, func(v *ir.Value) ([]byte, error) { return o.input(v, 0).Data, nil })
 		require.NoError(t, err)
 		var raced *compile.Probed
 		for i := range found {

@@ -110,7 +110,7 @@ func TestP065(t *testing.T) {
 			for _, r := range op.Results {
 				if r.Attrs.Bool("pin") {
 					pins++
-					assert.Nil(t, op.Remat, "%s: the pinned value of %s is computed again", policyText(s.Policy), op.Loc)
+					assert.Nil(t, op.Remat, "the pinned value of %s is computed again", op.Loc)
 				}
 			}
 		}

@@ -125,11 +125,11 @@ void swap2_vjp(char *const *args, int64_t lo, int64_t hi, char *scratch) {
 
 // ranksLibrary is the library of ranksC, compiled once.
 var ranksLibrary = sync.OnceValues(func() (string, error) {
-	w, err := shared()
+	dir, err := lab.Dir()
 	if err != nil {
 		return "", err
 	}
-	src, lib := filepath.Join(w.dir, "ranks.c"), filepath.Join(w.dir, "libranks.so")
+	src, lib := filepath.Join(dir, "ranks.c"), filepath.Join(dir, "libranks.so")
 	if err := os.WriteFile(src, []byte(ranksC), 0o600); err != nil {
 		return "", err
 	}
@@ -179,8 +179,8 @@ func meeting(t testing.TB, a, b *frontendModel, s setup) (ranks [2]*outcome, cal
 	reset()
 	var wait sync.WaitGroup
 	for rank, m := range []*frontendModel{a, b} {
-		p, l := compiled(t, m, s.Options)
-		o := &outcome{t: t, m: m, p: p, lib: l, rank: rank}
+		p := lab.Compile(t, m, s.Options)
+		o := &outcome{t: t, m: m, p: p.Program, lib: p.Library, rank: rank}
 		ranks[rank] = o
 		wait.Go(func() { o.again(s) })
 	}

@@ -13,6 +13,7 @@ import (
 
 	"reprise/frontend/nn"
 	"reprise/internal/compile"
+	"reprise/internal/testprog"
 	"reprise/ir"
 	"reprise/ir/dtype"
 )
@@ -220,7 +221,7 @@ func chain(t testing.TB, n int, parallel bool) *frontendModel {
 // other and side by side, are planned in seconds of this process's time, in memory that grows as they do.
 func TestP120(t *testing.T) {
 	n := 400
-	if long() {
+	if testprog.Long() {
 		n = 5000
 	}
 	for _, parallel := range []bool{false, true} {

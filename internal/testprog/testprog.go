@@ -60,6 +60,9 @@ func New(planSteps int64) *Lab {
 	}
 }
 
+// Dir is a directory that lasts as long as the lab.
+func (l *Lab) Dir() (string, error) { return l.dir() }
+
 // Drivers are the drivers of all that is compiled in the lab.
 func (l *Lab) Drivers() *exe.Drivers { return &l.drivers }
 
