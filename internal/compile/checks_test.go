@@ -14,12 +14,12 @@ import (
 // candidate, in the planner and after it, the proofs on the final program, the kernels of clones) takes at most a
 // twentieth of its time.
 func TestShareOfChecks(t *testing.T) {
-	spec, budgets := small()[1], []string{"90%"}
+	spec, budgets, steps := small()[0], []string{"90%"}, int64(sweepSteps)
 	if testprog.Long() {
-		spec, budgets = "builtin:gpt", []string{"50%", "min"}
+		spec, budgets, steps = "builtin:gpt", []string{"50%", "min"}, 0
 	}
 	for _, b := range budgets {
-		p, err := compile.Compile(context.Background(), testprog.Load(t, spec, true), compile.Options{Budget: budget(t, b)})
+		p, err := compile.Compile(context.Background(), testprog.Load(t, spec, true), compile.Options{Budget: budget(t, b), NoMinimum: !testprog.Long(), PlanSteps: steps})
 		require.NoError(t, err)
 		share := p.Report.CheckSeconds / p.Report.CompileSeconds
 		t.Logf("%s at %s: checks take %.3f s of %.2f s, %.2f %%", spec, b, p.Report.CheckSeconds, p.Report.CompileSeconds, 100*share)

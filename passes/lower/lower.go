@@ -5,6 +5,7 @@
 package lower
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 
@@ -224,12 +225,8 @@ func inlineConstant(op *ir.Op) bool {
 	if t == nil || t.DType == dtype.Key || t.Len() == 0 {
 		return false
 	}
-	for i := int64(1); i < t.Len(); i++ {
-		if t.Bits(i) != t.Bits(0) {
-			return false
-		}
-	}
-	return true
+	n := t.DType.Size()
+	return bytes.Equal(t.Data[n:], t.Data[:int64(len(t.Data))-n]) // each is as the one before
 }
 
 func (p *program) lower() (*Lowered, error) {
