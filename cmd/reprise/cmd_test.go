@@ -516,11 +516,11 @@ func TestTrainErrors(t *testing.T) {
 	status, _, errs = cli("train", gpt, "--data", text, "--steps", "1")
 	assert.Equal(t, 1, status)
 	assert.Contains(t, errs, "is too short")
-	assert.Contains(t, ok(t, "train", gpt, "--steps", "2", "--json"), `"done":true`)
+	assert.Contains(t, ok(t, "train", tiny, "--steps", "2", "--json"), `"done":true`)
 	// A run that is resumed keeps the seed that it began with.
 	seeded := filepath.Join(dir, "seeded.safetensors")
-	ok(t, "train", gpt, "--steps", "1", "--seed", "5", "--save", seeded)
-	assert.Contains(t, ok(t, "train", gpt, "--steps", "1", "--resume", seeded, "--json"), `"seed":5`)
+	ok(t, "train", tiny, "--steps", "1", "--seed", "5", "--save", seeded)
+	assert.Contains(t, ok(t, "train", tiny, "--steps", "1", "--resume", seeded, "--json"), `"seed":5`)
 }
 
 // TestVerify: a planned program has the bits of the one that keeps everything and of the interpreter.

@@ -10,7 +10,7 @@ import (
 )
 
 // policyModel plans fast.
-const policyModel = "builtin:gpt,layers=2,d=32,heads=2,seq=16,batch=2,vocab=40,dropout=0"
+const policyModel = "builtin:gpt,layers=1,d=16,heads=2,seq=8,batch=2,vocab=16,dropout=0"
 
 // TestPolicyFlags: a policy by name, file and line; its report in the JSON document and for a person; its
 // errors with file, line and exit status.
