@@ -71,7 +71,7 @@ func (a *app) benchCosts(ctx context.Context, models []string, rounds int) error
 				return err
 			}
 			opt.NoMinimum = budget != "min"
-			m, err := f.load("builtin:" + model)
+			m, err := f.load("builtin:" + strings.TrimPrefix(model, "builtin:"))
 			if err != nil {
 				return err
 			}
