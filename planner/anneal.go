@@ -34,7 +34,8 @@ type annealer struct {
 	lowest   []int32 // sequence with the smallest peak seen while nothing fits
 	lowPeak  int64
 
-	puts int // copies added by the move at hand
+	puts  int     // copies added by the move at hand
+	books *ledger // nil without limits
 }
 
 const (
@@ -52,6 +53,9 @@ type mix [kinds]int
 func newAnnealer(m *model, seq []int32, limit int64, seed uint64) *annealer {
 	a := &annealer{t: newTimeline(m, seq), m: m, rng: rng(seed), limit: limit, alpha: 1, beta: 1,
 		bestBias: math.MaxInt64, lowPeak: math.MaxInt64}
+	if m.limit != nil {
+		a.books = m.newLedger(a.t)
+	}
 	a.note()
 	return a
 }
@@ -163,6 +167,7 @@ func (a *annealer) run(moves int64, hot, cold float64, mx mix, stop func() bool)
 			}
 		} else {
 			a.t.undo(0)
+			a.restore()
 		}
 	}
 	a.t.log = a.t.log[:0]

@@ -50,6 +50,10 @@ func PlanBaseline(ctx context.Context, p *Problem, name string, budget int64, bo
 	if err := p.Validate(); err != nil {
 		return nil, err
 	}
+	p, err := p.chosen()
+	if err != nil {
+		return nil, err
+	}
 	if boundary >= len(p.Ops) {
 		return nil, fmt.Errorf("planner: the boundary is op %d of %d", boundary, len(p.Ops))
 	}
@@ -88,6 +92,10 @@ func PlanBaseline(ctx context.Context, p *Problem, name string, budget int64, bo
 // Plan.PeakBytes.
 func PlanSaving(ctx context.Context, p *Problem, save []bool, boundary int) (*Plan, error) {
 	if err := p.Validate(); err != nil {
+		return nil, err
+	}
+	p, err := p.chosen()
+	if err != nil {
 		return nil, err
 	}
 	if boundary < 0 || boundary >= len(p.Ops) || len(save) != len(p.Values) {

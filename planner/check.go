@@ -18,6 +18,7 @@ type Report struct {
 	MovedBytes  int64   // that transfers take to the host
 	BaseCost    int64   // of every op once
 	Recomputed  int     // instances beyond the first
+	LimitBytes  []int64 // by limit: what is kept of its values across gates
 	LiveAtPeak  []int   // the first value of each live storage at PeakPos, largest first
 	MemoryBytes []int64 // by position
 }
@@ -45,6 +46,7 @@ const (
 	RuleMissing   Rule = "missing"   // every op runs
 	RuleOutput    Rule = "output"    // outputs are intact at the end
 	RulePolicy    Rule = "policy"    // must-recompute values are recomputed, must-offload values offloaded
+	RuleLimit     Rule = "limit"     // of a limit's values no more is kept across gates than it allows
 	RuleTransfer  Rule = "transfer"  // transfers move what is not in use, over a link that exists, into host memory that exists
 	RuleOverflow  Rule = "overflow"  // cost and memory fit in 63 bits
 	RuleBudget    Rule = "budget"    // the peak is within the budget
@@ -444,7 +446,10 @@ func (r *replay) policies() *Violation {
 			}
 		}
 	}
-	return r.recomputed()
+	if v := r.recomputed(); v != nil {
+		return v
+	}
+	return r.withinLimits()
 }
 
 // transfers checks that each move is of memory that waits between two uses, and notes it there.
@@ -574,7 +579,7 @@ func (r *replay) wait(moves []Transfer, rep *Report) *Violation {
 // measure applies optional in-place reuse and adds up memory and cost.
 func (r *replay) measure(moves []Transfer) (Report, *Violation) {
 	p := r.p
-	rep := Report{PeakPos: 0}
+	rep := Report{PeakPos: 0, LimitBytes: r.limited()}
 	holdsOutput := make(map[int]bool)
 	for v := range p.Values {
 		if p.Values[v].Output {

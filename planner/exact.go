@@ -41,6 +41,32 @@ func exact(m *model, budget int64, limit int, stop func() bool) (seq []int32, co
 			closed[x] |= 1 << y
 		}
 	}
+	if m.limit != nil && len(m.gates) > 1 {
+		return nil, 0, false // what an earlier gate let pass is no part of a state
+	}
+	var toll, weighed uint32 // buffers that may not pass a gate, and those of limits
+	for b := range m.size {
+		if m.toll[b] {
+			toll |= 1 << b
+		}
+		if m.weighs(int32(b)) {
+			weighed |= 1 << b
+		}
+	}
+	allowed := func(set uint32) bool {
+		for k, w := range m.limit {
+			var n int64
+			for b := range w {
+				if set>>b&1 != 0 {
+					n += w[b]
+				}
+			}
+			if n > m.p.Limits[k].Bytes {
+				return false
+			}
+		}
+		return true
+	}
 	bytes := func(set uint32) int64 {
 		total := m.resident
 		for b := 0; set != 0; b++ {
@@ -110,8 +136,26 @@ func exact(m *model, budget int64, limit int, stop func() bool) (seq []int32, co
 			if s.live&outs[x] != 0 {
 				continue
 			}
+			// reach pushes what follows the run of x if the memory of some inputs is taken over. At a gate, what may not
+			// pass it is gone then, and what x itself read may be.
+			reach := func(taken uint32) {
+				if !m.gate[x] || s.ran>>x&1 != 0 {
+					push(state{next.ran, next.live &^ taken}, s, int32(x), it.cost+m.cost[x])
+					return
+				}
+				kept := s.live &^ taken &^ toll
+				mine := kept & ins[x] & weighed
+				for less := mine; ; less = (less - 1) & mine {
+					if allowed(kept &^ less) {
+						push(state{next.ran, kept&^less | outs[x]}, s, int32(x), it.cost+m.cost[x])
+					}
+					if less == 0 {
+						break
+					}
+				}
+			}
 			if need <= budget {
-				push(next, s, int32(x), it.cost+m.cost[x])
+				reach(0)
 			}
 			if len(m.pair[x]) == 0 {
 				continue
@@ -136,7 +180,7 @@ func exact(m *model, budget int64, limit int, stop func() bool) (seq []int32, co
 					saved += m.size[pairs[k].out]
 				}
 				if match && need-saved <= budget {
-					push(state{next.ran, next.live &^ in}, s, int32(x), it.cost+m.cost[x])
+					reach(in)
 				}
 			}
 		}

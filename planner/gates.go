@@ -279,30 +279,33 @@ func recomputable(p *Problem) error {
 	return nil
 }
 
+// passes reports whether some instance of buffer u is made before a gate and read behind it.
+func (t *timeline) passes(u int32) bool {
+	runs, reads := t.runs[t.m.prod[u]], t.reads[u]
+	for _, g := range t.m.gates {
+		border := t.slot[t.runs[g][0]]
+		k := t.before(reads, border+1)
+		if k == len(reads) {
+			continue
+		}
+		if t.slot[runs[t.before(runs, t.slot[reads[k]])-1]] < border {
+			return true
+		}
+	}
+	return false
+}
+
 // dishonest reports whether the moves in the log made something pass a gate that
-// must not.
-func (a *annealer) dishonest() bool {
+// must not, or more of a limit's values than it allows.
+func (a *annealer) dishonest() bool { return a.evades() || a.overdrawn() }
+
+// evades is dishonest for what must be recomputed.
+func (a *annealer) evades() bool {
 	t, m := a.t, a.m
 	if !m.tolled {
 		return false
 	}
-	passes := func(u int32) bool {
-		if !m.toll[u] {
-			return false
-		}
-		runs, reads := t.runs[m.prod[u]], t.reads[u]
-		for _, g := range m.gates {
-			border := t.slot[t.runs[g][0]]
-			k := t.before(reads, border+1)
-			if k == len(reads) {
-				continue
-			}
-			if t.slot[runs[t.before(runs, t.slot[reads[k]])-1]] < border {
-				return true
-			}
-		}
-		return false
-	}
+	passes := func(u int32) bool { return m.toll[u] && t.passes(u) }
 	for _, c := range t.log {
 		x := c.node
 		if c.insert {
@@ -331,7 +334,7 @@ func (a *annealer) dishonest() bool {
 }
 
 // Obey returns the plan that keeps the given order and recomputes, right before
-// the first reader behind each gate, what must be recomputed, and nothing else:
+// the first reader behind each gate, what must be recomputed and what limits leave no room for, and nothing else:
 // what the policies mean by themselves, without a budget. The error is a *ProblemError if
 // a policy can't be obeyed in that order.
 func Obey(p *Problem) (*Plan, error) {
@@ -340,6 +343,9 @@ func Obey(p *Problem) (*Plan, error) {
 	}
 	if err := recomputable(p); err != nil {
 		return nil, err
+	}
+	if len(p.Limits) > 0 {
+		return obeyLimits(p)
 	}
 	s := newSearch(context.Background(), p, Options{})
 	seq := s.again(s.m.order)

@@ -134,6 +134,12 @@ type fileOffload struct {
 	Host whole   `json:"host_bytes"`
 }
 
+type fileLimit struct {
+	Name   string `json:"name"`
+	Values []ref  `json:"values"`
+	Bytes  whole  `json:"bytes"`
+}
+
 type fileGraph struct {
 	Format  string       `json:"format"`
 	Name    string       `json:"name"`
@@ -142,6 +148,7 @@ type fileGraph struct {
 	Values  []fileValue  `json:"values"`
 	Order   []whole      `json:"order"`
 	Gates   []whole      `json:"gates"`
+	Limits  []fileLimit  `json:"limits"`
 	Offload *fileOffload `json:"offload"`
 
 	// Published graphs: node = op = value.
@@ -280,19 +287,20 @@ func (f *fileGraph) graph() (*Graph, error) {
 		}
 		byName[v.Name] = i
 	}
-	find := func(i int, r ref) (int, error) {
+	called := func(what string, i int, name string, r ref) (int, error) {
 		if !r.byName {
 			return r.index, nil
 		}
 		v, ok := byName[r.name]
 		if !ok {
-			return 0, fmt.Errorf("planner: op %d %q names value %q, which does not exist", i, f.Ops[i].Name, clip(r.name))
+			return 0, fmt.Errorf("planner: %s %d %q names value %q, which does not exist", what, i, name, clip(r.name))
 		}
 		if twice[r.name] {
-			return 0, fmt.Errorf("planner: op %d %q names value %q, and there are several of that name", i, f.Ops[i].Name, clip(r.name))
+			return 0, fmt.Errorf("planner: %s %d %q names value %q, and there are several of that name", what, i, name, clip(r.name))
 		}
 		return v, nil
 	}
+	find := func(i int, r ref) (int, error) { return called("op", i, f.Ops[i].Name, r) }
 	for i := range f.Ops {
 		fo := &f.Ops[i]
 		o := &p.Ops[i]
@@ -351,6 +359,17 @@ func (f *fileGraph) graph() (*Graph, error) {
 			return nil, fmt.Errorf("planner: entry %d of the gates, %d, is not an op", k, int64(g))
 		}
 		p.Gates = append(p.Gates, int(g))
+	}
+	for k, fl := range f.Limits {
+		l := Limit{Name: fl.Name, Bytes: int64(fl.Bytes)}
+		for _, r := range fl.Values {
+			v, err := called("limit", k, fl.Name, r)
+			if err != nil {
+				return nil, err
+			}
+			l.Values = append(l.Values, v)
+		}
+		p.Limits = append(p.Limits, l)
 	}
 	if f.Offload != nil {
 		p.Offload = &Offload{BytesPerNsOut: f.Offload.Out, BytesPerNsIn: f.Offload.In, HostBytes: int64(f.Offload.Host)}
@@ -430,6 +449,11 @@ func WriteGraph(w io.Writer, p *Problem) error {
 		In   float64 `json:"bytes_per_ns_in"`
 		Host int64   `json:"host_bytes"`
 	}
+	type limit struct {
+		Name   string `json:"name"`
+		Values []int  `json:"values"`
+		Bytes  int64  `json:"bytes"`
+	}
 	doc := struct {
 		Format  string   `json:"format"`
 		Name    string   `json:"name"`
@@ -437,6 +461,7 @@ func WriteGraph(w io.Writer, p *Problem) error {
 		Values  []value  `json:"values"`
 		Order   []int    `json:"order"`
 		Gates   []int    `json:"gates,omitempty"`
+		Limits  []limit  `json:"limits,omitempty"`
 		Offload *offload `json:"offload,omitempty"`
 	}{Format: GraphFormat, Name: p.Name, Ops: []op{}, Values: []value{}, Order: append([]int{}, p.order()...), Gates: p.Gates}
 	for i := range p.Ops {
@@ -452,6 +477,9 @@ func WriteGraph(w io.Writer, p *Problem) error {
 			fv.Storage = &s
 		}
 		doc.Values = append(doc.Values, fv)
+	}
+	for _, l := range p.Limits {
+		doc.Limits = append(doc.Limits, limit{l.Name, append([]int{}, l.Values...), l.Bytes})
 	}
 	if f := p.Offload; f != nil {
 		doc.Offload = &offload{f.BytesPerNsOut, f.BytesPerNsIn, f.HostBytes}

@@ -23,13 +23,14 @@ type model struct {
 	bias []int64 // by node: cost as the search weighs it (policies)
 	must []int32 // nodes that must run at least twice
 
-	toll    []bool  // by buffer: may not be live across a gate
-	tolled  bool    // some buffer is
-	gate    []bool  // by node
-	gates   []int32 // nodes
-	atLeast int64   // cost of what gates make run a second time, in any plan
-	work    []int64 // by node: workspace bytes
-	once    []bool  // by node: may have one instance only, for the solvers
+	toll    []bool    // by buffer: may not be live across a gate
+	tolled  bool      // some buffer is
+	gate    []bool    // by node
+	gates   []int32   // nodes
+	limit   [][]int64 // by limit, by buffer: what it weighs there; nil without limits
+	atLeast int64     // cost of what gates make run a second time, in any plan
+	work    []int64   // by node: workspace bytes
+	once    []bool    // by node: may have one instance only, for the solvers
 
 	// The solvers pin more than Check does where memory is shared in ways that
 	// they do not follow. Bounds must hold for every plan that Check accepts,
@@ -252,6 +253,7 @@ func newModel(p *Problem) *model {
 	m.addConstraints(prod, order)
 	m.findDeadViews(prod, order)
 	m.tolls()
+	m.bounds()
 	return m
 }
 

@@ -188,6 +188,9 @@ type Problem struct {
 	// micro-batch. Between forward and backward is where must-recompute values
 	// may not be in memory. Nil: the graph does not say.
 	Gates []int
+
+	// Limits bound what is kept across gates of some values.
+	Limits []Limit
 }
 
 // maxTotal bounds sums of costs and of bytes, so that sums of a few plans, and
@@ -269,6 +272,9 @@ func (p *Problem) Validate() error {
 		if g < 0 || g >= len(p.Ops) {
 			return opErr(-1, "gate %d is op %d; there are ops 0 to %d", k, g, len(p.Ops)-1)
 		}
+	}
+	if err := p.validateLimits(); err != nil {
+		return err
 	}
 	return p.validateOffload()
 }

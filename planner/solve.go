@@ -47,6 +47,10 @@ type Known struct {
 	problem *Problem
 	seed    uint64
 	small   smallPlan
+
+	of   *Problem // a problem with limits, and what is known of it without them
+	free *Problem
+	rest *Known
 }
 
 // smallPlan is what findSmallest found.
@@ -116,6 +120,9 @@ func Solve(ctx context.Context, p *Problem, opt Options) (*Plan, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
 	}
+	if len(p.Limits) > 0 {
+		return solveLimits(ctx, p, opt)
+	}
 	if p.Offload != nil {
 		return solveOffload(ctx, p, opt)
 	}
@@ -139,6 +146,9 @@ func MinBudget(ctx context.Context, p *Problem) (*Plan, error) {
 func MinBudgetOptions(ctx context.Context, p *Problem, opt Options) (*Plan, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
+	}
+	if len(p.Limits) > 0 {
+		return leastLimits(ctx, p, opt)
 	}
 	if p.Offload != nil {
 		plan, err := minOffload(ctx, p, opt)
@@ -460,7 +470,7 @@ func (s *search) below() {
 
 // exhaust solves small problems outright.
 func (s *search) exhaust() bool {
-	if s.m.n > 12 || len(s.m.size) > 14 || s.m.tolled || len(s.m.must) > 0 {
+	if s.m.n > 12 || len(s.m.size) > 14 || len(s.m.must) > 0 {
 		return false // the search does not know rules that want something computed again
 	}
 	seq, cost, known := exact(s.m, s.opt.Budget, 1<<17, s.stopped)
@@ -941,7 +951,7 @@ func (s *search) find() {
 		s.found.further = true
 	}
 	if known != nil && !s.stopped() {
-		*known = Known{s.p, s.opt.Seed, s.found}
+		known.problem, known.seed, known.small = s.p, s.opt.Seed, s.found
 	}
 }
 
@@ -976,7 +986,7 @@ func (s *search) findSmallest() ([]int32, int64) {
 			}
 		}
 	}
-	if s.m.n <= 12 && len(s.m.size) <= 14 && !s.m.tolled && len(s.m.must) == 0 {
+	if s.m.n <= 12 && len(s.m.size) <= 14 && len(s.m.must) == 0 {
 		for lo, hi := low, peak; lo < hi; {
 			mid := lo + (hi-lo)/2
 			seq, _, known := exact(s.m, mid, 1<<17, s.stopped)
@@ -1066,12 +1076,17 @@ func (s *search) infeasible(asked int64) error {
 	if err != nil {
 		return err
 	}
+	e.bind(s.p, rep)
+	return e
+}
+
+// bind names what is live at the peak of the smallest plan.
+func (e *InfeasibleError) bind(p *Problem, rep Report) {
 	e.Binding = rep.LiveAtPeak
 	for k, v := range e.Binding {
 		if k == 8 {
 			break
 		}
-		e.names = append(e.names, fmt.Sprintf("%s (%d bytes)", s.p.valueName(v), s.p.Values[v].Bytes))
+		e.names = append(e.names, fmt.Sprintf("%s (%d bytes)", p.valueName(v), p.Values[v].Bytes))
 	}
-	return e
 }
