@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"reprise/internal/compile"
@@ -91,9 +92,17 @@ func (a *app) benchCosts(ctx context.Context, models []string, rounds int) error
 			of, bins, promised = append(of, &costRow{Model: model, Budget: budget, Promised: float64(p.Report.CostNs) / 1e6}), append(bins, bin), append(promised, kernels)
 		}
 		least := make([]map[string]float64, len(bins))
+		steps := make([]int, len(bins))
+		for i, bin := range bins {
+			p, err := profiled(ctx, bin, 2)
+			if err != nil {
+				return err
+			}
+			steps[i] = int(min(max(profileMs/p.Step, minSteps), maxSteps))
+		}
 		for range rounds {
 			for i, bin := range bins {
-				p, err := profiled(ctx, bin)
+				p, err := profiled(ctx, bin, steps[i])
 				if err != nil {
 					return err
 				}
@@ -118,9 +127,17 @@ func (a *app) benchCosts(ctx context.Context, models []string, rounds int) error
 	return nil
 }
 
-// profiled runs a few steps of a program.
-func profiled(ctx context.Context, bin string) (*profile, error) {
-	out, err := exec.CommandContext(ctx, bin, "--steps", "6", "--profile", "--json", "--quiet").Output()
+// A program is profiled for about so many milliseconds, within bounds. The first steps find caches and pages cold, which in
+// short steps is more than what plans differ by.
+const (
+	profileMs = 500
+	minSteps  = 6
+	maxSteps  = 200
+)
+
+// profiled runs steps of a program.
+func profiled(ctx context.Context, bin string, steps int) (*profile, error) {
+	out, err := exec.CommandContext(ctx, bin, "--steps", strconv.Itoa(steps), "--profile", "--json", "--quiet").Output()
 	if err != nil {
 		return nil, diag.Errorf("io", "a compiled program failed: %v", err)
 	}

@@ -34,7 +34,7 @@ func TestFlagsAreNotIgnored(t *testing.T) {
 		{"run", tiny, "--repeat", "0"}, {"run", tiny, "--threads", "-1"}, {"run", elf, "--budget", "50%"}, {"run", elf, "--policy", "full"},
 		{"explain", elf, "--budget", "50%"}, {"explain", elf, "--train"}, {"explain", g, "--policy", "full"},
 		{"plan", tiny, "--budget", ""}, {"plan", tiny, "--budget", " "}, {"plan", g, "--budget", ""}, {"plan", tiny, "--rule", " "}, {"plan", tiny, "--policy", ""}, {"plan", tiny, "--target", ""}, {"plan", tiny, "--time-limit", "-1s"},
-		{"plan", tiny, "--costs", ""}, {"explain", tiny, "--top", "-1"}, {"bench", "step", "--rounds", "0"},
+		{"plan", tiny, "--costs", ""}, {"explain", tiny, "--top", "-1"}, {"bench", "step", "--rounds", "0"}, {"bench", "planner", "--row", "none such", "moe"},
 	} {
 		status, out, stderr := cli(line...)
 		assert.Equal(t, 2, status, "%q: %s%s", line, out, stderr)

@@ -285,10 +285,14 @@ static void fill_synthetic(const rp_feeder *f, const source *s, char *to, uint64
         for (int64_t row = 0; row < n / f->window; row++) fill_chain(s, to + row * f->window * size, row, f->window, seed, step);
     } else {
         for (int64_t i = 0; i < n; i++) {
+            if (v->feed == RP_FEED_NORMAL) {
+                rp_store_float(v->dtype, to + i * size, normal(seed, i, step, input));
+                continue;
+            }
             uint32_t w[4];
             rp_philox(w, seed, (uint32_t)i, RNG_VALUES, (uint32_t)step, 0x80000000u | input << 8 | (uint32_t)(i >> 32 & 127));
             if (v->feed == RP_FEED_UNIFORM_INT) rp_store_int(v->dtype, to + i * size, (int64_t)((uint64_t)w[0] * (uint64_t)v->feed_k >> 32));
-            else rp_store_float(v->dtype, to + i * size, v->feed == RP_FEED_NORMAL ? normal(seed, i, step, input) : (w[0] >> 8) * 0x1p-24);
+            else rp_store_float(v->dtype, to + i * size, (w[0] >> 8) * 0x1p-24);
         }
     }
 }
