@@ -14,7 +14,7 @@ import (
 func never0() bool { return false }
 
 // bestCut returns the best bound over the cuts at every node, with and without
-// branching. possible is false if a cut proves that no plan fits.
+// branching, and two in a row. possible is false if a cut proves that no plan fits.
 func bestCut(m *model, budget int64) (lower int64, possible bool) {
 	k := newKin(m)
 	for b := int32(0); b < int32(m.n); b++ {
@@ -26,8 +26,19 @@ func bestCut(m *model, budget int64) (lower int64, possible bool) {
 		lower = max(lower, r.lower)
 		i := c.integer(1, 1<<62, 200, never0)
 		lower = max(lower, i.lower)
+		if m.n <= pathTested() {
+			lower = max(lower, newPathCut(m, k, b, budget).run(0.1, 1<<60, 1<<20, never0))
+		}
 	}
 	return lower, true
+}
+
+// pathTested is up to how many nodes tests look at two cuts in a row.
+func pathTested() int {
+	if os.Getenv("REPRISE_LONG") != "" {
+		return 12
+	}
+	return 5
 }
 
 // TestBoundsHold makes random legal plans, asks Check for their peak and cost,
@@ -138,6 +149,66 @@ func TestExhaustive(t *testing.T) {
 	}
 	if tight < solved {
 		t.Errorf("%d of %d plans are optimal", tight, solved)
+	}
+}
+
+// TestTwoCuts holds the bounds of two cuts in a row against the optimum over all plans: of graphs with pinned ops,
+// workspaces and several outputs, and of chains.
+func TestTwoCuts(t *testing.T) {
+	seeds := uint64(60)
+	if os.Getenv("REPRISE_LONG") != "" {
+		seeds = 3000
+	}
+	n, raised := 0, 0
+	for seed := uint64(0); seed < seeds; seed++ {
+		rng := rand.New(rand.NewPCG(seed, 77))
+		p := simpleProblem(rng, 5+rng.IntN(6))
+		if seed%2 == 0 {
+			p = chainProblem(rng, 3+rng.IntN(3), int(seed/2%4))
+		}
+		if seed%3 == 0 { // several outputs
+			for i := range p.Ops {
+				if rng.IntN(3) == 0 && len(p.Ops[i].InPlace) == 0 {
+					p.Values = append(p.Values, Value{Bytes: 1 + rng.Int64N(4)})
+					v := len(p.Values) - 1
+					p.Ops[i].Outputs = append(p.Ops[i].Outputs, v)
+					for j := i + 1; j < len(p.Ops); j++ {
+						if rng.IntN(3) == 0 {
+							p.Ops[j].Inputs = append(p.Ops[j].Inputs, v)
+						}
+					}
+				}
+			}
+		}
+		if p.Validate() != nil {
+			continue
+		}
+		m := newModel(p)
+		if !m.exact || m.n > exactLimit || len(m.size) > exactLimit {
+			continue
+		}
+		low, high := m.footprint(), SaveAll(p).PeakBytes
+		k := newKin(m)
+		for budget := low; budget <= high; budget += max(1, (high-low)/3) {
+			seq, opt, known := exact(m, budget, 1<<18, never0)
+			if !known || seq == nil {
+				continue
+			}
+			for b := int32(0); b < int32(m.n); b++ {
+				n++
+				l := newPathCut(m, k, b, budget).run(0.1, 1<<60, 1<<18, never0)
+				if m.base+l > opt {
+					t.Fatalf("seed %d budget %d b %d: bound %d optimum %d", seed, budget, b, m.base+l, opt)
+				}
+				if i := newCut(m, k, b, budget).integer(1, 1<<62, 2000, never0); i.lower < l {
+					raised++
+				}
+			}
+		}
+	}
+	t.Logf("%d bounds, %d of them above that of one cut", n, raised)
+	if raised*10 < n {
+		t.Errorf("%d of %d bounds are above that of one cut", raised, n)
 	}
 }
 

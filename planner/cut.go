@@ -135,7 +135,13 @@ func newCut(m *model, k *kin, b int32, budget int64) *cut {
 	c.net = g
 	g.index()
 	c.side = make([]bool, g.nodes)
-	// The scale: q·Σcost and p·Σsize must both stay below unbounded/2.
+	c.scale()
+	return c
+}
+
+// scale chooses the scale: q·Σcost and p·Σsize must both stay below unbounded/2.
+func (c *cut) scale() {
+	m := c.m
 	var sumM int64
 	for _, e := range c.mems {
 		sumM += m.size[e.id]
@@ -149,7 +155,6 @@ func newCut(m *model, k *kin, b int32, budget int64) *cut {
 	if free := max(c.free, 0); free > 0 {
 		c.maxP = min(c.maxP, int64(room/uint64(free)))
 	}
-	return c
 }
 
 // at solves the cut for price p/q. The second result is false if no choice of

@@ -33,6 +33,7 @@ const (
 	ProofBase       = "base"               // every op runs once
 	ProofCut        = "single-cut"         // Lagrangian minimum cut at one op, integer arithmetic
 	ProofCutInteger = "single-cut-integer" // branch and bound over that
+	ProofCutPath    = "two-cuts"           // branch and bound over two cuts in a row
 	ProofExact      = "exact"              // an exhaustive search
 )
 

@@ -406,6 +406,22 @@ func (s *search) attempt() {
 			s.anneal()
 		}
 	}
+	s.path()
+}
+
+// path raises the bound by two cuts in a row, where one is far from the plan.
+func (s *search) path() {
+	r := &s.swept
+	if !s.hard || r.cut == nil || r.best.over.p == 0 || s.best == nil || s.stopped() || s.cost-s.lower <= s.m.base/200 {
+		return
+	}
+	p := newPathCut(s.m, s.kin, r.node, s.opt.Budget)
+	l := p.run(float64(r.best.over.p)/float64(r.cut.q), s.cost-s.m.base, s.allowance()*64/2, s.stopped)
+	s.steps += p.work / 64
+	if l += s.m.base; l > s.lower {
+		s.lower, s.proof = l, ProofCutPath
+		s.report("two-cuts")
+	}
 }
 
 // nodes is an order of op instances as the solvers see it, nil where there is none.
