@@ -1,10 +1,10 @@
 package planner
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 )
@@ -16,7 +16,8 @@ import (
 // be recomputed, and that problem is planned by the other solvers. What such a plan computes again anyway is free to lose, so
 // the choice is made anew with the plan's eyes, twice. In the end the cheapest of the plans is annealed with the limits as a
 // rule of the moves (ledger), so that the choice and the plan change together. Small problems are
-// solved outright. The bound is that of the problem without limits, which holds for every plan within them.
+// solved outright. The bound is the better of that of the problem without limits, which holds for every plan within them, and that of
+// the choice (limitNet).
 
 // limitRounds is how often what is kept is chosen anew.
 const limitRounds = 3
@@ -167,7 +168,7 @@ func (c *chooser) with(keep []bool, b int32) choice {
 
 const (
 	chooseAll   = 10   // as many open buffers are tried in all combinations
-	chooseEvals = 4000 // evaluations after which a choice is not improved further
+	chooseEvals = 8000 // evaluations after which a choice is not improved further
 )
 
 // choose is the best choice found: of few buffers the best there is.
@@ -186,25 +187,84 @@ func (c *chooser) choose() choice {
 		}
 		return best
 	}
-	nothing := best
-	for _, p := range []float64{1, 0.5, 0} {
-		if d := c.fill(nothing, p); d.better(&best) {
+	try := func(d choice) {
+		if d.better(&best) {
 			best = d
 		}
 	}
-	return c.swap(best)
+	nothing := best
+	for _, p := range [...]float64{1, 0.5} {
+		try(c.fill(nothing, p))
+	}
+	plain := c.swap(c.fill(c.plain(nothing), 1))
+	var near choice // the best that is a little too much
+	for _, back := range [...]bool{false, true} {
+		c.byPlace(back).cuts(func(keep []bool, _ int64) {
+			d := c.eval(keep)
+			if try(c.fill(d, 1)); d.over > 0 && (near.keep == nil || d.better(&near)) {
+				near = d
+			}
+		})
+	}
+	if near.keep != nil {
+		try(c.fill(c.thin(near), 1))
+	}
+	best = c.swap(best)
+	try(plain)
+	return best
 }
 
-// fill keeps ever more, the dearest per byte (to the power of p) first, as far as it fits.
-func (c *chooser) fill(at choice, p float64) choice {
-	m := c.m
+// plain keeps what is dearest to make per byte, what that is made from aside, as far as it fits.
+func (c *chooser) plain(at choice) choice {
+	list := slices.Clone(c.open)
+	price := func(b int32) float64 { return float64(c.m.bias[c.m.prod[b]]) / float64(c.m.size[b]+1) }
+	slices.SortStableFunc(list, func(a, b int32) int { return cmp.Compare(price(b), price(a)) })
+	for _, b := range list {
+		if d := c.with(at.keep, b); d.over <= at.over {
+			at = d
+		}
+	}
+	return at
+}
+
+// loss is what letting go of each kept buffer of a choice costs, the cheapest for its bytes first.
+func (c *chooser) losses(at *choice) []int32 {
 	type entry struct {
 		b     int32
 		score float64
 	}
-	score := func(b int32, d *choice) float64 {
-		return float64(at.cost-d.cost) / pow(float64(m.size[b]+1), p)
+	var list []entry
+	for _, b := range c.open {
+		if at.keep[b] {
+			d := c.with(at.keep, b)
+			list = append(list, entry{b, float64(d.cost-at.cost) / float64(max(at.kept-d.kept, 1))})
+		}
 	}
+	slices.SortStableFunc(list, func(a, b entry) int { return cmp.Compare(a.score, b.score) })
+	out := make([]int32, len(list))
+	for i, e := range list {
+		out[i] = e.b
+	}
+	return out
+}
+
+// thin lets go of buffers until the choice fits, or nothing more helps.
+func (c *chooser) thin(at choice) choice {
+	for _, b := range c.losses(&at) {
+		if at.over == 0 {
+			break
+		}
+		if d := c.with(at.keep, b); d.over < at.over {
+			at = d
+		}
+	}
+	return at
+}
+
+// fill keeps ever more, the dearest per byte (to the power of p) first, as far as it fits: what keeping each saves is
+// worked out anew when what saves more is kept.
+func (c *chooser) fill(at choice, p float64) choice {
+	m := c.m
 	// What makes too much less comes first, whatever it costs.
 	for at.over > 0 {
 		less := at
@@ -217,39 +277,32 @@ func (c *chooser) fill(at choice, p float64) choice {
 			}
 		}
 		if less.over == at.over {
-			break
+			return at
 		}
 		at = less
 	}
+	type entry struct {
+		b     int32
+		score float64
+	}
 	var list []entry
-	for _, b := range c.open {
-		if d := c.with(at.keep, b); !at.keep[b] && d.cost < at.cost {
-			list = append(list, entry{b, score(b, &d)})
-		}
-	}
-	order := func() {
-		slices.SortStableFunc(list, func(a, b entry) int {
-			switch {
-			case a.score > b.score:
-				return -1
-			case a.score < b.score:
-				return 1
+	for changed := true; changed; {
+		changed = false
+		list = list[:0]
+		for _, b := range c.open {
+			if at.keep[b] {
+				continue
 			}
-			return int(a.b - b.b)
-		})
-	}
-	order()
-	for len(list) > 0 {
-		d := c.with(at.keep, list[0].b)
-		s := score(list[0].b, &d)
-		switch {
-		case d.over > at.over || s <= 0:
-			list = list[1:]
-		case len(list) > 1 && s < list[1].score:
-			list[0].score = s // what was kept since has made it cheap
-			order()
-		default:
-			at, list = d, list[1:]
+			if d := c.with(at.keep, b); d.over == 0 && d.cost < at.cost {
+				list = append(list, entry{b, float64(at.cost-d.cost) / pow(float64(m.size[b]+1), p)})
+			}
+		}
+		slices.SortStableFunc(list, func(a, b entry) int { return cmp.Compare(b.score, a.score) })
+		for _, e := range list {
+			d := c.with(at.keep, e.b)
+			if s := float64(at.cost-d.cost) / pow(float64(m.size[e.b]+1), p); d.over == 0 && s > 0 && s >= e.score/2 {
+				at, changed = d, true
+			}
 		}
 	}
 	return at
@@ -257,32 +310,29 @@ func (c *chooser) fill(at choice, p float64) choice {
 
 // swap keeps a buffer more and lets go of those that are cheapest to lose, as long as that helps.
 func (c *chooser) swap(at choice) choice {
-	for again := true; again && c.evals < chooseEvals; {
+	for again := true; again && at.over == 0 && c.evals < chooseEvals; {
 		again = false
+		cheap := c.losses(&at)
 		for _, b := range c.open {
 			if at.keep[b] || c.evals >= chooseEvals {
 				continue
 			}
 			d := c.with(at.keep, b)
-			for d.over > at.over && c.evals < chooseEvals {
-				var next choice
-				least := math.Inf(1)
-				for _, u := range c.open {
-					if u == b || !d.keep[u] {
-						continue
-					}
-					e := c.with(d.keep, u)
-					if less := float64(d.over - e.over); less > 0 && float64(e.cost-d.cost)/less < least {
-						next, least = e, float64(e.cost-d.cost)/less
-					}
-				}
-				if math.IsInf(least, 1) {
+			gain := at.cost - d.cost
+			for _, u := range cheap {
+				if d.over == 0 || gain <= 0 {
 					break
 				}
-				d = next
+				if !d.keep[u] {
+					continue
+				}
+				if e := c.with(d.keep, u); e.over < d.over {
+					d, gain = e, at.cost-e.cost
+				}
 			}
 			if d.better(&at) {
-				at, again = d, true
+				at, again = c.fill(d, 1), true
+				break
 			}
 		}
 	}
@@ -310,8 +360,9 @@ func (c *chooser) unmet(d *choice) error {
 	return nil
 }
 
-// LeastKept is the fewest bytes of each limit's values that were found to be kept across gates in the order of the
-// problem, each limit taken by itself: what may run once only and is read behind a gate, or to compute again what is.
+// LeastKept is what of each limit's values was found to be enough to keep across gates in the order of the problem, each limit taken
+// by itself: what may run once only and is read behind a gate, or to compute again what is. What is within the limit
+// is enough; where it is more, it is the fewest bytes found.
 func LeastKept(p *Problem) ([]int64, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
@@ -320,11 +371,16 @@ func LeastKept(p *Problem) ([]int64, error) {
 	for k := range p.Limits {
 		q := *p
 		q.Limits = []Limit{p.Limits[k]}
-		q.Limits[0].Bytes = 0
-		if m := newModel(&q); m.limit != nil {
-			d := newChooser(m).choose()
-			out[k] = d.kept
+		m := newModel(&q)
+		if m.limit == nil {
+			continue
 		}
+		c := newChooser(m)
+		d := c.eval(make([]bool, len(m.size)))
+		if d.over > 0 {
+			d = c.choose()
+		}
+		out[k] = d.kept
 	}
 	return out, nil
 }
@@ -499,6 +555,11 @@ func solveLimits(ctx context.Context, p *Problem, opt Options) (*Plan, error) {
 				return nil, err
 			}
 		}
+		if m := l.s.m; m.limit != nil {
+			if n := m.base + newChooser(m).bound(); n > lower {
+				lower, proof = n, ProofCut
+			}
+		}
 	}
 	plan := l.best
 	plan.LowerBound, plan.Proof, plan.BudgetBytes = lower, proof, claimed(l.s.opt.Budget)
@@ -589,6 +650,11 @@ func obeyLimits(p *Problem) (*Plan, error) {
 	}
 	m := newModel(p)
 	plan.LowerBound, plan.Proof = m.base+m.atLeast, ProofBase
+	if m.limit != nil {
+		if l := m.base + newChooser(m).bound(); l > plan.LowerBound {
+			plan.LowerBound, plan.Proof = l, ProofCut
+		}
+	}
 	plan.finish()
 	if _, err := Check(p, plan, -1); err != nil {
 		return nil, fmt.Errorf("planner: BUG: what was chosen to be kept is not what is: %w", err)

@@ -59,7 +59,6 @@ type Options struct {
 	After func(pass string, m *ir.Module)
 	// checks times the checks; Plan makes it.
 	checks *stopwatch
-	open   bool // bounds on what is kept are left to the planner
 	// Debug puts faults in, for tests of the checks.
 	Debug debug.Options
 	// Progress is told what is being done.
@@ -111,32 +110,8 @@ func Prepare(m *ir.Module, opt Options) (*ir.Module, error) {
 }
 
 // Plan plans a model and lays it out, without code.
-//
-// Bounds of a policy on what is kept of a region are first left to the planner, within the budget: a plan that keeps them
-// is the best that it finds. Where it does not, they are filled before it plans.
 func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error) {
 	opt.checks = &stopwatch{}
-	spent := 0.0
-	if opt.Policy.Limited() && opt.Budget != (Budget{}) {
-		start := time.Now()
-		free := opt
-		free.Policy = opt.Policy.Open()
-		free.open = true
-		p, err := plan(ctx, m, free)
-		if err == nil && p.planned.rules.Within() == nil {
-			return p, nil
-		}
-		spent = time.Since(start).Seconds() // an error comes again, in terms of what is asked for
-	}
-	p, err := plan(ctx, m, opt)
-	if err != nil {
-		return nil, err
-	}
-	p.Report.PlanSeconds += spent
-	return p, nil
-}
-
-func plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error) {
 	target, err := cpu.ParseTarget(opt.Target)
 	if err != nil {
 		return nil, err

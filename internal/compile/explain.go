@@ -430,11 +430,11 @@ func (x *explainer) judge(v *ir.Value, r *ValueReport) {
 // rule is what a line of the policy says of v, "" where none decides.
 func (x *explainer) rule(v *ir.Value) string {
 	fate := x.p.problem.Problem.Values[x.value[v]].Policy
-	if fate == planner.PolicyNone {
-		return ""
-	}
 	if at, ok := x.p.base.index[x.p.ids[v]]; ok {
 		return x.p.rules.Reason(at)
+	}
+	if fate == planner.PolicyNone {
+		return ""
 	}
 	for _, id := range x.p.variant.served()[x.p.applied.Runs[v.Op].ID] { // a row statistic shares the fate of what it is for
 		if at := x.p.base.index[id]; x.p.base.Problem.Problem.Values[at].Policy == fate {

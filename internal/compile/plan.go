@@ -48,7 +48,6 @@ type planning struct {
 
 	policy         *policy.Policy
 	alone          bool // the policy decides without a budget
-	open           bool // bounds of the policy on what is kept are left to the planner
 	allowUnmatched bool
 	table          *CostTable
 	checks         *stopwatch
@@ -76,7 +75,7 @@ func newPlanning(ctx context.Context, module *ir.Module, o Options) *planning {
 	if steps == 0 && o.TimeLimit == 0 {
 		steps = planSteps
 	}
-	return &planning{ctx: ctx, checks: o.checks, module: module, costs: newCosts(), policy: o.Policy, alone: o.Budget == Budget{}, open: o.open, allowUnmatched: o.AllowUnmatched, table: o.Costs,
+	return &planning{ctx: ctx, checks: o.checks, module: module, costs: newCosts(), policy: o.Policy, alone: o.Budget == Budget{}, allowUnmatched: o.AllowUnmatched, table: o.Costs,
 		allow: o.AllowRecompute, number: remat.Numbers(module.Func("step")), whole: &variant{},
 		opt: planner.Options{TimeLimit: o.TimeLimit, Steps: steps, Threads: runtime.GOMAXPROCS(0), Gap: planGap, Checked: o.checks.add}}
 }
@@ -144,7 +143,7 @@ func (p *planning) realise(v *variant, plan *planner.Plan, budget int64) (*plann
 	out := &planned{module: f.Module, before: p.module, variant: v, base: base, ids: map[*ir.Value]int{}, problem: pr.Problem, plan: plan, costs: pr.costs}
 	if pr.rules != nil {
 		out.rules = pr.rules.Finished(base.Problem, p.outcome(v, pr.Problem, plan, base))
-		if err := out.rules.Within(); err != nil && !p.open {
+		if err := out.rules.Within(); err != nil {
 			return nil, fmt.Errorf("BUG: %w", err)
 		}
 	}

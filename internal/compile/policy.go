@@ -57,6 +57,7 @@ func (p *planning) restrict(v *variant, pr *remat.Problem) (*policy.Report, erro
 			pr.Problem.Values[pr.Problem.Ops[i].Outputs[j]].Policy = fate
 		}
 	}
+	pr.Problem.Limits = v.limits(whole, pr, served)
 	if len(pr.Problem.Gates) != len(gates) {
 		return nil, fmt.Errorf("BUG: a gate of %s was fused away", pr.Func.Module.Name)
 	}
@@ -69,6 +70,38 @@ func (p *planning) restrict(v *variant, pr *remat.Problem) (*policy.Report, erro
 		}
 	}
 	return whole.rules, nil
+}
+
+// limits are those of the program with nothing fused, in terms of a variant's values: where a value is not in memory, row
+// statistics with which its readers compute it stand for it.
+func (v *variant) limits(whole *stated, pr *remat.Problem, served map[int][]int) []planner.Limit {
+	there := map[int]bool{}
+	for _, w := range pr.Values {
+		there[w.ID] = true
+	}
+	var out []planner.Limit
+	for _, l := range whole.Problem.Problem.Limits {
+		in := map[int]bool{}
+		for _, i := range l.Values {
+			in[whole.Values[i].ID] = true
+		}
+		l.Values = nil
+		for i, w := range pr.Values {
+			id := w.ID
+			if _, ok := whole.index[id]; !ok && w.Op != nil {
+				k := slices.IndexFunc(served[w.Op.ID], func(id int) bool { return !there[id] })
+				if k < 0 {
+					continue
+				}
+				id = served[w.Op.ID][k]
+			}
+			if in[id] {
+				l.Values = append(l.Values, i)
+			}
+		}
+		out = append(out, l)
+	}
+	return out
 }
 
 // served are the values that readers compute for themselves, by the id of the op that makes them.
@@ -91,7 +124,7 @@ func (p *planning) fusible(pr *stated, s fuse.Site) bool {
 		return false
 	}
 	fate := pr.Problem.Problem.Values[pr.index[s.Value]].Policy
-	if v := pr.index[s.Value]; fate == planner.PolicyNone && p.alone { // which is also what a line that prefers to save comes to
+	if v := pr.index[s.Value]; fate == planner.PolicyNone && p.alone && !pr.rules.Bounded(v) { // which is also what a line that prefers to save comes to
 		return !pr.Forward[at] || !pr.backed[v] && pr.rules.Reason(v) == ""
 	}
 	return !fate.Saves()

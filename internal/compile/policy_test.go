@@ -223,5 +223,7 @@ func TestRegionBudgetInPlan(t *testing.T) {
 	tight := at(kept / 2)
 	require.LessOrEqual(t, tight.Policy.Rules[0].KeptBytes, kept/2)
 	require.Less(t, wide.CostNs, tight.CostNs)
+	require.LessOrEqual(t, tight.LowerBoundNs, tight.CostNs)
 	require.Contains(t, tight.Policy.Rules[0].First[0], "layers.0")
+	require.Equal(t, kept/2, *tight.Policy.Rules[0].AllowedBytes)
 }

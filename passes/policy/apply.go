@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -42,8 +41,7 @@ type candidate struct {
 	readers []string
 	outside bool // read by forward ops of other regions, so that it is an input of theirs
 
-	result     bool // a result of the step: in memory to its end, not for the backward part
-	open, keep bool // what within decides about
+	result bool // a result of the step: in memory to its end, not for the backward part
 
 	kept   string // why it is kept whatever a policy says, "" if a policy may decide
 	free   string // why it costs nothing, "" if it could
@@ -351,11 +349,8 @@ func (p *Policy) Apply(pr *remat.Problem, opt Options) (*Report, error) {
 	}
 	x.carry(decided)
 	x.settle(decided, line, rep, opt)
-	if err := p.limit(x, line, rep, opt); err != nil {
-		return nil, err
-	}
 	x.oneFate()
-	return rep, nil
+	return rep, p.limit(x, line, rep)
 }
 
 // decision is what a line says of a candidate.
@@ -478,25 +473,24 @@ func (x *context) oneFate() {
 	}
 }
 
-// limit carries out region budgets and memory_budget: of the values that the lines before left open,
-// the dearest per byte are kept, as many as fit, and the others must be computed again.
-func (p *Policy) limit(x *context, line map[string]*RuleReport, rep *Report, opt Options) error {
+// limit turns region budgets and memory_budget into limits of the planner, which decides what of their values is kept.
+func (p *Policy) limit(x *context, line map[string]*RuleReport, rep *Report) error {
 	for i := range p.uses {
 		u := &p.uses[i]
 		if u.base.share < 0 {
 			continue
 		}
-		r := line[u.Where.String()]
-		all, pinned := x.keepable(func(*candidate) bool { return true })
+		every := func(*candidate) bool { return true }
+		all, pinned := x.keepable(every)
 		limit := pinned + int64(u.base.share*float64(all-pinned))
-		if err := p.within(x, limit, true, func(*candidate) bool { return true }, u.Where, r, rep); err != nil {
+		if err := x.within(limit, true, every, u.Where, line[u.Where.String()], rep); err != nil {
 			return err
 		}
 	}
 	for i := range p.budgets {
 		b := &p.budgets[i]
 		in := func(c *candidate) bool { return c.inLayer(b.Layer) }
-		if err := p.within(x, b.Bytes, false, in, b.Where, line[b.Where.String()], rep); err != nil {
+		if err := x.within(b.Bytes, false, in, b.Where, line[b.Where.String()], rep); err != nil {
 			return err
 		}
 	}
@@ -519,22 +513,42 @@ func (x *context) keepable(in func(*candidate) bool) (all, pinned int64) {
 	return all, pinned
 }
 
-// within carries out one bound: see limit. A share is never less than what is pinned.
-func (p *Policy) within(x *context, limit int64, share bool, in func(*candidate) bool, where Where, r *RuleReport, rep *Report) error {
+// within states one limit. A share is never less than what has to be kept.
+func (x *context) within(limit int64, share bool, in func(*candidate) bool, where Where, r *RuleReport, rep *Report) error {
 	pr := x.problem.Problem
-	r.bound = &bound{limit: limit}
+	l := planner.Limit{Name: where.String() + ": " + where.Text, Bytes: limit}
+	all, least := x.keepable(in)
+	r.bound = &bound{binds: all > limit}
 	for _, c := range x.cands {
-		if in(c) && !c.result {
-			r.bound.values = append(r.bound.values, c.value)
+		if !in(c) || c.result {
+			continue
+		}
+		l.Values = append(l.Values, c.value)
+		if p := pr.Values[c.value].Policy; all > limit && c.kept == "" && p != planner.MustSave && p != planner.MustRecompute {
+			if share { // a budget line counts all of its layers
+				r.match(c)
+			}
+			r.Decided++
+			r.values = append(r.values, c.value)
 		}
 	}
-	all, pinned := x.keepable(in)
-	// need marks the values that the backward part reads, or that computing such a one again reads.
-	need := make([]bool, len(x.problem.Values))
-	unmet := func(pinned int64) error {
+	if least <= limit {
+		// With nothing kept that need not be, what is pinned may have to stay for what is computed again.
+		q := *pr
+		q.Limits = []planner.Limit{l}
+		found, err := planner.LeastKept(&q)
+		if err != nil {
+			return err
+		}
+		least = found[0]
+	}
+	if share {
+		l.Bytes = max(l.Bytes, least)
+	}
+	if least > l.Bytes {
 		var who []string
 		for _, c := range x.cands {
-			if in(c) && (c.backed || need[c.value]) && len(who) < 3 && (c.kept != "" || pr.Values[c.value].Policy == planner.MustSave) {
+			if p := pr.Values[c.value].Policy; in(c) && !c.result && len(who) < 3 && (c.kept != "" || p == planner.MustSave) {
 				why := c.kept
 				if why == "" {
 					why = rep.reasons[c.value]
@@ -542,93 +556,11 @@ func (p *Policy) within(x *context, limit int64, share bool, in func(*candidate)
 				who = append(who, fmt.Sprintf("%s (%d bytes: %s)", c.label(), c.bytes, why))
 			}
 		}
-		return bad(where, "%d bytes can't be met: what no policy may give up there takes %d: %s", limit, pinned, strings.Join(who, ", ")).
-			WithHint("give at least %d bytes", pinned)
+		return bad(where, "%d bytes can't be met: what no policy may give up there takes %d: %s", limit, least, strings.Join(who, ", ")).
+			WithHint("give at least %d bytes", least)
 	}
-	if pinned > limit {
-		return unmet(pinned)
-	}
-	if p.open {
-		return nil
-	}
-	if all <= limit {
-		r.KeptBytes = all
-		return nil
-	}
-	producer := make([]*candidate, len(x.problem.Values))
-	for _, c := range x.cands {
-		producer[c.value] = c
-	}
-	under := x.problem.Under()
-	var open []*candidate // those that the limit decides about
-	for _, c := range x.cands {
-		c.open, c.keep = false, false
-		if in(c) && c.kept == "" && pr.Values[c.value].Policy != planner.MustSave && pr.Values[c.value].Policy != planner.MustRecompute {
-			c.open = true
-			open = append(open, c)
-			if !r.budget() { // which counts all of its layers
-				r.match(c)
-			}
-		}
-	}
-	slices.SortStableFunc(open, func(a, b *candidate) int {
-		// cost/bytes, descending, without division
-		return cmp.Compare(float64(pr.Ops[b.op].Cost)*float64(a.bytes), float64(pr.Ops[a.op].Cost)*float64(b.bytes))
-	})
-	var visit func(c *candidate)
-	visit = func(c *candidate) {
-		if c == nil || need[c.value] {
-			return
-		}
-		need[c.value] = true
-		if pr.Values[c.value].Policy == planner.MustRecompute || c.open && !c.keep {
-			for _, v := range pr.Ops[c.op].Inputs {
-				visit(producer[under[v]])
-			}
-		}
-	}
-	sum := func() (n int64) {
-		clear(need)
-		for _, c := range x.cands {
-			if c.backed {
-				visit(c)
-			}
-		}
-		for _, c := range x.cands {
-			if in(c) && need[c.value] && !c.result && (c.keep || c.kept != "" || pr.Values[c.value].Policy == planner.MustSave) {
-				n += c.bytes
-			}
-		}
-		return n
-	}
-	// With nothing kept that need not be, what is pinned may have to stay for what is computed again.
-	least := sum()
-	if share {
-		limit = max(limit, least)
-		r.bound.limit = limit
-	}
-	for _, c := range open {
-		if c.bytes > limit {
-			continue
-		}
-		c.keep = true
-		if n := sum(); n > limit {
-			c.keep = false
-		} else {
-			r.KeptBytes = n
-		}
-	}
-	if sum() > limit {
-		return unmet(least)
-	}
-	for _, c := range open {
-		if !c.keep {
-			pr.Values[c.value].Policy = planner.MustRecompute
-			r.Decided++
-			r.values = append(r.values, c.value)
-			rep.reasons[c.value] = "must be recomputed: policy " + where.String()
-		}
-	}
+	r.bound.values, r.bound.limit, r.AllowedBytes = l.Values, l.Bytes, &l.Bytes
+	pr.Limits = append(pr.Limits, l)
 	return nil
 }
 

@@ -9,7 +9,6 @@ package policy
 import (
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -81,24 +80,10 @@ type Policy struct {
 	budgets []RegionBudget
 	allows  []Allow
 	lines   []Where
-	open    bool
 }
 
 // Name is the policy's name or its file.
 func (p *Policy) Name() string { return p.name }
-
-// Limited reports whether a line bounds the bytes that are kept: a budget of a region, or memory_budget.
-func (p *Policy) Limited() bool {
-	return p != nil && (len(p.budgets) > 0 || slices.ContainsFunc(p.uses, func(u Use) bool { return u.base.share >= 0 }))
-}
-
-// Open is p with its bounds on bytes left open: nothing is decided by them, and the report tells whether a plan is
-// Within them.
-func (p *Policy) Open() *Policy {
-	q := *p
-	q.open = true
-	return &q
-}
 
 // Lines are the policy's lines in order, without comments.
 func (p *Policy) Lines() []Where { return append([]Where{}, p.lines...) }

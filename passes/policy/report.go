@@ -30,10 +30,12 @@ type RuleReport struct {
 	First   []string `json:"first,omitempty"`
 	Decided int      `json:"decided"` // of those, the ones that no stronger line or pin decides about
 	// Freed and Kept are bytes of the values decided about that would be kept for the backward part if nothing were
-	// computed again: those that the plan does not keep, and those that it keeps. For a budget Kept is what it left.
-	FreedBytes int64    `json:"freed_bytes"`
-	KeptBytes  int64    `json:"kept_bytes"`
-	Notes      []string `json:"notes,omitempty"`
+	// computed again: those that the plan does not keep, and those that it keeps. For a line that bounds bytes Kept is what the plan
+	// keeps of all its values, and Allowed the bound.
+	FreedBytes   int64    `json:"freed_bytes"`
+	KeptBytes    int64    `json:"kept_bytes"`
+	AllowedBytes *int64   `json:"allowed_bytes,omitempty"`
+	Notes        []string `json:"notes,omitempty"`
 
 	values []int
 	bound  *bound         // of a line that bounds what is kept
@@ -46,6 +48,7 @@ type RuleReport struct {
 type bound struct {
 	values      []int
 	limit, kept int64
+	binds       bool // if nothing were computed again more would be kept
 }
 
 const maxFirst = 4
@@ -84,6 +87,16 @@ func (r *Report) Within() error {
 		}
 	}
 	return nil
+}
+
+// Bounded reports whether value v is one of those of which a line keeps only so many bytes, and the line leaves its fate open.
+func (r *Report) Bounded(v int) bool {
+	for _, rule := range r.Rules {
+		if rule.bound != nil && rule.bound.binds && slices.Contains(rule.values, v) {
+			return true
+		}
+	}
+	return false
 }
 
 // Active reports whether the policy had a say: whether the program has a backward part.
@@ -148,7 +161,7 @@ func (r *Report) Finished(pr *remat.Problem, out Outcome) *Report {
 		c.Notes = slices.Clone(c.Notes)
 		done.Rules = append(done.Rules, &c)
 	}
-	done.Warnings = slices.Clone(r.Warnings)
+	done.Warnings, done.reasons = slices.Clone(r.Warnings), slices.Clone(r.reasons)
 	done.finish(pr, out)
 	return &done
 }
@@ -178,6 +191,11 @@ func (r *Report) finish(pr *remat.Problem, out Outcome) {
 				b.kept += now[v]
 			}
 			rule.bound, rule.KeptBytes = &b, b.kept
+			for _, v := range rule.values {
+				if before[v] && now[v] == 0 && b.binds && r.reasons[v] == "" && pr.Problem.Values[v].Bytes > b.limit-b.kept {
+					r.reasons[v] = fmt.Sprintf("no room in %d bytes: policy %s:%d", b.limit, rule.File, rule.Line)
+				}
+			}
 		}
 		if freed > 0 {
 			if n, who := instead(pr, rule.values, before, now, under); n > 0 {
@@ -249,7 +267,9 @@ func (r *Report) String() string {
 		if rule.FreedBytes > 0 {
 			fmt.Fprintf(&b, ", %d bytes not kept for backward", rule.FreedBytes)
 		}
-		if rule.KeptBytes > 0 {
+		if rule.AllowedBytes != nil {
+			fmt.Fprintf(&b, ", %d of %d bytes kept", rule.KeptBytes, *rule.AllowedBytes)
+		} else if rule.KeptBytes > 0 {
 			fmt.Fprintf(&b, ", %d bytes kept", rule.KeptBytes)
 		}
 		b.WriteByte('\n')
