@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 
@@ -249,15 +250,21 @@ func (m *Model) validateInit() error {
 		}
 	}
 	slices.SortFunc(written, func(a, b extent) int { return cmp.Compare(a.lo, b.lo) })
+	var filled []extent // written, as stretches that do not touch
+	for _, w := range written {
+		if n := len(filled); n > 0 && w.lo <= filled[n-1].hi {
+			filled[n-1].hi = max(filled[n-1].hi, w.hi)
+		} else {
+			filled = append(filled, w)
+		}
+	}
 	for _, v := range m.Values {
 		if !v.Role.IsState() || v.Data != nil {
 			continue
 		}
 		at := v.Offset
-		for _, w := range written {
-			if w.lo <= at {
-				at = max(at, w.hi)
-			}
+		if i := sort.Search(len(filled), func(i int) bool { return filled[i].hi > at }); i < len(filled) && filled[i].lo <= at {
+			at = filled[i].hi
 		}
 		if at < v.Offset+v.Bytes {
 			return theirs(&v, "let @init return it by its name, or give it role=\"input\" if it comes from outside", "%s %q: neither initial bytes nor init fill it from byte %d", v.Role, v.Name, at-v.Offset)
