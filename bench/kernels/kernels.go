@@ -371,16 +371,7 @@ func build(ctx context.Context, s Shape, t cpu.Target) (_ *kernel, err error) {
 		if err != nil {
 			return nil, err
 		}
-		as := slices.Clone(args)
-		if l.Workspace > 0 {
-			buf, err := mapped(l.Workspace)
-			if err != nil {
-				return nil, err
-			}
-			k.mem = append(k.mem, buf)
-			as = append(as, unsafe.Pointer(&buf[0]))
-		}
-		k.launches = append(k.launches, launch{fn, l.Tiles, as})
+		k.launches = append(k.launches, launch{fn, l.Tiles, args})
 	}
 	return k, nil
 }

@@ -33,47 +33,36 @@ const AttentionMaxDim = 1024
 // each going once over all pairs of blocks. Neither needs workspace. The order of
 // arithmetic is that of package attnref.
 func EmitAttention(m *ir.Module, a *kern.Attention, t Target) ([]Launch, error) {
-	if a.Dropout == 0 {
-		_, tiles, err := emitAttention(m, a, t, a.Name)
-		return []Launch{{Symbol: a.Name, Tiles: tiles}}, err
-	}
-	body, tiles, err := emitAttention(m, a, t, a.Name+"_body")
-	if err != nil {
-		return nil, err
-	}
-	body.Linkage = enum.LinkageInternal
-	emitCall(m, body, t, a.Name, []uint32{a.RNG})
-	return []Launch{{Symbol: a.Name, Tiles: tiles}}, nil
+	return emitAttention(m, a, t, a.Name, kern.Own{})
 }
 
-// emitAttention writes the kernel under a symbol. With dropout the id of the random op is one
-// more parameter (i32), so that layers share the code.
-func emitAttention(m *ir.Module, a *kern.Attention, t Target, symbol string) (f *ir.Func, tiles int64, err error) {
+// emitAttention writes the kernel under a symbol, which may read the id of its random op from its list, so that layers share the code.
+func emitAttention(m *ir.Module, a *kern.Attention, t Target, symbol string, reads kern.Own) ([]Launch, error) {
 	switch {
 	case a.Dim > AttentionMaxDim:
-		return nil, 0, fmt.Errorf("head dimension %d is beyond %d: take more heads", a.Dim, AttentionMaxDim)
+		return nil, fmt.Errorf("head dimension %d is beyond %d: take more heads", a.Dim, AttentionMaxDim)
 	case a.Heads%a.KVHeads != 0:
-		return nil, 0, fmt.Errorf("%d heads are no multiple of %d key-value heads", a.Heads, a.KVHeads)
+		return nil, fmt.Errorf("%d heads are no multiple of %d key-value heads", a.Heads, a.KVHeads)
 	case a.Dropout < 0 || a.Dropout >= 1:
-		return nil, 0, fmt.Errorf("dropout %v is not in [0, 1)", a.Dropout)
+		return nil, fmt.Errorf("dropout %v is not in [0, 1)", a.Dropout)
 	case a.DType != dtype.F32 && a.DType != dtype.F16 && a.DType != dtype.BF16:
-		return nil, 0, fmt.Errorf("element type %s", a.DType)
+		return nil, fmt.Errorf("element type %s", a.DType)
 	case a.Placed && (!a.Causal || a.Backward):
-		return nil, 0, errors.New("a place is for causal attention forward")
+		return nil, errors.New("a place is for causal attention forward")
 	case a.DType != dtype.F32 && a.Dim > AttentionMaxDim/2:
-		return nil, 0, fmt.Errorf("head dimension %d of %s is beyond %d: take more heads, or f32", a.Dim, a.DType, AttentionMaxDim/2)
+		return nil, fmt.Errorf("head dimension %d of %s is beyond %d: take more heads, or f32", a.Dim, a.DType, AttentionMaxDim/2)
 	case a.Causal && a.Tq > a.Tk:
-		return nil, 0, fmt.Errorf("causal with more queries (%d) than keys (%d)", a.Tq, a.Tk)
+		return nil, fmt.Errorf("causal with more queries (%d) than keys (%d)", a.Tq, a.Tk)
 	}
-	g := attentionGen{Attention: a, m: m, t: t, symbol: symbol,
+	g := attentionGen{Attention: a, m: m, t: t, symbol: symbol, reads: reads,
 		group: a.Heads / a.KVHeads, qs: a.Heads * a.Dim, ks: a.KVHeads * a.Dim,
 		nq: attentionCeil(a.Tq, attentionBlockRows), nk: attentionCeil(a.Tk, attentionBlockRows)}
 	if a.Backward {
 		g.backward()
-		return g.f, a.Batch * a.KVHeads, nil
+		return []Launch{{Symbol: symbol, Tiles: a.Batch * a.KVHeads}}, nil
 	}
 	g.forward()
-	return g.f, a.Batch * a.Heads * g.nq, nil
+	return []Launch{{Symbol: symbol, Tiles: a.Batch * a.Heads * g.nq}}, nil
 }
 
 func attentionCeil(a, b int64) int64 { return (a + b - 1) / b }
@@ -84,7 +73,7 @@ type attentionGen struct {
 	m      *ir.Module
 	t      Target
 	symbol string
-	f      *ir.Func
+	reads  kern.Own
 	rng    value.Value // id of the random op, with dropout
 	before value.Value // keys before the first query: Tk − Tq, or what the operand says
 	group  int64       // query heads of a key-value head
@@ -95,13 +84,11 @@ type attentionGen struct {
 // kernel starts the kernel's function and runs body for each tile.
 func (g *attentionGen) kernel(args int, body func(e *attentionFn, arg []value.Value, scratch value.Value) func(tile value.Value)) {
 	ps := []*ir.Param{ir.NewParam("args", attentionPtr()), ir.NewParam("lo", types.I64), ir.NewParam("hi", types.I64), ir.NewParam("scratch", attentionPtr())}
-	if g.Dropout > 0 {
-		ps = append(ps, ir.NewParam("rng", types.I32))
-	}
 	e := attentionFunc(g.m, g.t, g.symbol, false, ps...)
-	g.f, g.before = e.f, attentionI(g.Tk-g.Tq)
-	if g.Dropout > 0 {
-		g.rng = e.b.NewZExt(ps[4], types.I64)
+	g.before = attentionI(g.Tk - g.Tq)
+	g.rng = attentionI(int64(g.RNG))
+	for _, id := range readOwn(e.b, ps[0], args, g.reads).ids {
+		g.rng = e.b.NewZExt(id, types.I64)
 	}
 	arg := make([]value.Value, args)
 	for i := range arg {

@@ -29,29 +29,16 @@ import (
 // routines are shared with other contractions of the module (being linkonce_odr, of the
 // program), which keeps a contraction below 100 ms of compilation.
 func EmitContract(m *ir.Module, c *kern.Contract, t Target, symbol string) ([]Launch, error) {
-	p, err := contractMakePlan(c, t)
-	if err != nil {
-		return nil, err
-	}
-	if p.batches*c.M.Size*c.N.Size == 0 {
-		return nil, nil // nothing to compute
-	}
-	if _, err := (&contractEmitter{contractPlan: p, m: m}).emit(symbol, nil); err != nil {
-		return nil, err
-	}
-	return []Launch{{Symbol: symbol, Tiles: p.tiles()}}, nil
+	return emitContract(m, c, t, symbol, kern.Own{})
 }
 
-// emitContract is EmitContract for an epilogue with random ops, whose ids become further
-// parameters (i32) of the function, so that layers share the code. It gives nil where there is
-// nothing to compute.
-func emitContract(m *ir.Module, c *kern.Contract, t Target, symbol string, ids []uint32) (f *ir.Func, tiles int64, err error) {
+// emitContract is EmitContract for a kernel that may read something from its list.
+func emitContract(m *ir.Module, c *kern.Contract, t Target, symbol string, reads kern.Own) ([]Launch, error) {
 	p, err := contractMakePlan(c, t)
-	if err != nil || p.batches*c.M.Size*c.N.Size == 0 {
-		return nil, 0, err
+	if err != nil || p.batches*c.M.Size*c.N.Size == 0 { // nothing to compute
+		return nil, err
 	}
-	f, err = (&contractEmitter{contractPlan: p, m: m}).emit(symbol, ids)
-	return f, p.tiles(), err
+	return []Launch{{Symbol: symbol, Tiles: p.tiles()}}, (&contractEmitter{contractPlan: p, m: m}).emit(symbol, reads)
 }
 
 type contractEmitter struct {
@@ -72,20 +59,14 @@ type contractEmitter struct {
 	flush, strict value.Value // MXCSR with FTZ and DAZ, and as it was found; nil: not needed
 }
 
-func (k *contractEmitter) emit(symbol string, ids []uint32) (*ir.Func, error) {
+func (k *contractEmitter) emit(symbol string, reads kern.Own) error {
 	i8p := types.NewPointer(types.I8)
 	args := ir.NewParam("args", types.NewPointer(i8p))
 	lo, hi := ir.NewParam("lo", types.I64), ir.NewParam("hi", types.I64)
 	scratch := ir.NewParam("scratch", i8p)
 	args.Attrs = append(args.Attrs, enum.ParamAttrNoAlias)
 	scratch.Attrs = append(scratch.Attrs, enum.ParamAttrNoAlias)
-	ps := []*ir.Param{args, lo, hi, scratch}
-	random := map[uint32]value.Value{}
-	for _, id := range ids {
-		p := ir.NewParam("", types.I32)
-		ps, random[id] = append(ps, p), p
-	}
-	k.contractB = contractFunc(k.m, k.t, symbol, ps...)
+	k.contractB = contractFunc(k.m, k.t, symbol, args, lo, hi, scratch)
 	k.lo, k.hi = lo, hi
 	params := k.c.Params
 	k.epilogue = k.c.Epilogue
@@ -99,6 +80,7 @@ func (k *contractEmitter) emit(symbol string, ids []uint32) (*ir.Func, error) {
 	for i := range k.c.Buffers() + len(k.c.Params) {
 		k.ptrs = append(k.ptrs, k.load(i8p, k.gep(i8p, args, contractInt(int64(i))), 8))
 	}
+	own := readOwn(k.cur, args, len(k.ptrs), reads)
 	at := int64(0)
 	area := func(bytes int64, t types.Type) value.Value {
 		v := k.cast(k.gep(types.I8, scratch, contractInt(at)), t)
@@ -135,12 +117,12 @@ func (k *contractEmitter) emit(symbol string, ids []uint32) (*ir.Func, error) {
 	}
 	if !k.direct {
 		k.epi = EpilogueFunc(k.m, k.f, entry, k.cur, params, k.ptrs[k.out:k.out+len(params)], scratch, k.bytes, k.t)
-		k.epi.RandomIDs = random
+		own.give(k.epi)
 	}
 	for i, o := range []*contractOperand{&k.a, &k.b} {
 		if o.pro != nil {
 			k.prologueFunc(o, [...]int64{k.rows.Size, k.cols.Size}[i], scratch)
-			o.emit.RandomIDs = random
+			own.give(o.emit)
 		}
 	}
 	none := contractInt(-1)
@@ -159,10 +141,10 @@ func (k *contractEmitter) emit(symbol string, ids []uint32) (*ir.Func, error) {
 	}
 	k.ret()
 	if k.epi != nil && k.epi.ScratchUsed() > ScratchBytes {
-		return nil, fmt.Errorf("contraction %s: its epilogue's local arrays take %d bytes, %d are left of a worker's scratch",
+		return fmt.Errorf("contraction %s: its epilogue's local arrays take %d bytes, %d are left of a worker's scratch",
 			k.c.Name, k.epi.ScratchUsed()-k.bytes, ScratchBytes-k.bytes)
 	}
-	return k.f, nil
+	return nil
 }
 
 // mxcsr switches to the given floating-point mode, where the numerics ask for another.

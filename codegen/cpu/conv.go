@@ -69,7 +69,7 @@ type convGen struct {
 func (u *Unit) Conv(c *kern.Conv) ([]Launch, error) {
 	plain := *c
 	plain.Name = ""
-	return u.add(c.Name, fmt.Sprintf("conv %+v\n", plain), func(m *ir.Module, symbol string) ([]Launch, error) {
+	return u.family(c.Name, fmt.Sprintf("conv %+v\n", plain), kern.Own{}, func(m *ir.Module, symbol string, _ kern.Own) ([]Launch, error) {
 		plain.Name = symbol
 		return EmitConv(m, &plain, u.target)
 	})

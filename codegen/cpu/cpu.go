@@ -13,10 +13,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/llir/llvm/ir"
-	"github.com/llir/llvm/ir/enum"
 	"golang.org/x/sync/errgroup"
 
 	"reprise/internal/diag"
@@ -24,89 +24,54 @@ import (
 )
 
 // Unit collects the kernels of one model and compiles them. Equal kernels are
-// emitted once, whatever their names. Symbols are a name and a hash of the content, so
+// emitted once, whatever their names, and those of one shape at most twice (own.go). Symbols are a name and a hash of the content, so
 // the same kernels give the same objects.
 type Unit struct {
 	target  Target
 	parts   []*part
 	helpers []*ir.Func // functions that kernels share, in the order in which they came
-	done    map[string][]Launch
-	bodies  map[string]shared // by the shape of a kernel
+	shapes  map[string]*shape
 
 	Objects *Objects // compiled before; nil: none
 	lanes   int      // of a vector in kernels of the loop language; 0: those of the target's registers
 }
 
-// shared is the code of kernels that differ in the ids of their random ops only.
-type shared struct {
-	m     *ir.Module
-	f     *ir.Func
-	tiles int64
-}
-
 // Launch is one function of the compiled code as the driver runs it.
 type Launch struct {
-	Symbol    string
-	Tiles     int64
-	Workspace int64 // bytes of arena workspace, passed as the last argument; 0: none
+	Symbol string
+	Tiles  int64
+	Own    []byte // what the last argument points to, aligned to 8 bytes; nil: there is no such argument
 }
 
 // NewUnit starts a unit.
-func NewUnit(t Target) *Unit {
-	return &Unit{target: t, done: map[string][]Launch{}, bodies: map[string]shared{}}
-}
+func NewUnit(t Target) *Unit { return &Unit{target: t, shapes: map[string]*shape{}} }
 
 // Kernel adds a kernel of the loop language, which it checks. Kernels that differ in
-// the ids of their random ops only share their code.
+// the ids of their random ops or in numbers share their code.
 func (u *Unit) Kernel(k *kern.Kernel) (Launch, error) {
-	shape, ids := k.Shape()
-	text := shape
-	if len(ids) > 0 {
-		text = fmt.Sprintf("%srandom %v\n", shape, ids)
-	}
-	if ls, ok := u.done[text]; ok {
-		return ls[0], nil
-	}
-	symbol := symbolOf(k.Name, text)
-	body, ok := u.bodies[shape]
-	if !ok {
+	text, own := k.Shape()
+	ls, err := u.family(k.Name, text, own, func(m *ir.Module, symbol string, reads kern.Own) ([]Launch, error) {
 		if err := kern.Check(k); err != nil {
-			return Launch{}, err
+			return nil, err
 		}
-		name, linkage := symbol, enum.LinkageNone
-		if len(ids) > 0 {
-			name, linkage = symbolOf(k.Name, shape), enum.LinkageInternal
-		}
-		p := u.part(name)
-		f, err := emitKernel(p.m, k, u.target, cmp.Or(u.lanes, u.target.Lanes()), name, ids)
-		if err != nil {
-			return Launch{}, err
-		}
-		f.Linkage = linkage
-		if len(ids) > 0 {
-			f.FuncAttrs = append(f.FuncAttrs, enum.FuncAttrNoInline)
-		}
-		u.keep(p)
-		body = shared{p.m, f, k.Tiles}
-		u.bodies[shape] = body
+		err := emitKernel(m, k, u.target, cmp.Or(u.lanes, u.target.Lanes()), symbol, reads)
+		return []Launch{{Symbol: symbol, Tiles: k.Tiles}}, err
+	})
+	if err != nil {
+		return Launch{}, err
 	}
-	if len(ids) > 0 {
-		emitCall(body.m, body.f, u.target, symbol, ids)
-	}
-	l := Launch{Symbol: symbol, Tiles: k.Tiles}
-	u.done[text] = []Launch{l}
-	return l, nil
+	return ls[0], nil
 }
 
-// Contract adds a contraction. Like kernels, contractions that differ in the ids of random ops only
+// Contract adds a contraction. Like kernels, contractions that differ in the ids of random ops or in numbers
 // share their code.
 func (u *Unit) Contract(c *kern.Contract) ([]Launch, error) {
-	if err := kern.CheckContract(c); err != nil {
-		return nil, err
-	}
-	shape, ids := c.Shape()
-	return u.family(c.Name, shape, ids, func(m *ir.Module, symbol string) (*ir.Func, int64, error) {
-		return emitContract(m, c, u.target, symbol, ids)
+	text, own := c.Shape()
+	return u.family(c.Name, text, own, func(m *ir.Module, symbol string, reads kern.Own) ([]Launch, error) {
+		if err := kern.CheckContract(c); err != nil {
+			return nil, err
+		}
+		return emitContract(m, c, u.target, symbol, reads)
 	})
 }
 
@@ -114,68 +79,45 @@ func (u *Unit) Contract(c *kern.Contract) ([]Launch, error) {
 func (u *Unit) Attention(a *kern.Attention) ([]Launch, error) {
 	plain := *a
 	plain.Name, plain.RNG = "", 0
-	var ids []uint32
+	var own kern.Own
 	if a.Dropout > 0 {
-		ids = []uint32{a.RNG}
+		own.IDs = []uint32{a.RNG}
 	}
-	return u.family(a.Name, fmt.Sprintf("attention %+v\n", plain), ids, func(m *ir.Module, symbol string) (*ir.Func, int64, error) {
-		return emitAttention(m, &plain, u.target, symbol)
+	return u.family(a.Name, fmt.Sprintf("attention %+v\n", plain), own, func(m *ir.Module, symbol string, reads kern.Own) ([]Launch, error) {
+		return emitAttention(m, a, u.target, symbol, reads)
 	})
 }
 
-// family adds a kernel of a hand-scheduled family. put writes the function for a shape, with one
-// more parameter for each id; with ids the launched function is a call of it.
-func (u *Unit) family(name, shape string, ids []uint32, put func(m *ir.Module, symbol string) (*ir.Func, int64, error)) ([]Launch, error) {
-	text := shape
-	if len(ids) > 0 {
-		text = fmt.Sprintf("%srandom %v\n", shape, ids)
+// family adds a kernel of any family by its shape. put writes the function, which reads what it is told to, and says how to
+// launch it: not at all where there is nothing to compute.
+func (u *Unit) family(name, text string, own kern.Own, put func(m *ir.Module, symbol string, reads kern.Own) ([]Launch, error)) ([]Launch, error) {
+	s := u.shapes[text]
+	if s == nil {
+		s = &shape{}
+		u.shapes[text] = s
 	}
-	if ls, ok := u.done[text]; ok {
-		return ls, nil
-	}
-	symbol := symbolOf(name, text)
-	body, ok := u.bodies[shape]
-	if !ok {
-		as := symbol
-		if len(ids) > 0 {
-			as = symbolOf(name, shape)
+	f, missing, reads := s.choose(own)
+	if missing {
+		is := text
+		if f == &s.common && len(s.first) > 0 {
+			is = fmt.Sprintf("%snumbers %x\n", text, s.first)
+		} else if f == &s.other {
+			is = fmt.Sprintf("%sothers' numbers %x, but %v\n", text, s.first, s.differ)
 		}
-		p := u.part(as)
-		f, tiles, err := put(p.m, as)
+		p := u.part(symbolOf(name, is))
+		ls, err := put(p.m, p.name, reads)
 		if err != nil {
 			return nil, err
 		}
-		if f == nil {
-			u.done[text] = nil
-			return nil, nil
+		*f = &function{ls}
+		if len(ls) > 0 {
+			u.keep(p)
 		}
-		if len(ids) > 0 {
-			f.Linkage = enum.LinkageInternal
-			f.FuncAttrs = append(f.FuncAttrs, enum.FuncAttrNoInline)
-		}
-		u.keep(p)
-		body = shared{p.m, f, tiles}
-		u.bodies[shape] = body
 	}
-	if len(ids) > 0 {
-		emitCall(body.m, body.f, u.target, symbol, ids)
+	ls := slices.Clone((*f).launches)
+	for i := range ls {
+		ls[i].Own = ownBytes(reads)
 	}
-	ls := []Launch{{Symbol: symbol, Tiles: body.tiles}}
-	u.done[text] = ls
-	return ls, nil
-}
-
-func (u *Unit) add(name, text string, put func(m *ir.Module, symbol string) ([]Launch, error)) ([]Launch, error) {
-	if ls, ok := u.done[text]; ok {
-		return ls, nil
-	}
-	p := u.part(symbolOf(name, text))
-	ls, err := put(p.m, p.name)
-	if err != nil {
-		return nil, err
-	}
-	u.keep(p)
-	u.done[text] = ls
 	return ls, nil
 }
 

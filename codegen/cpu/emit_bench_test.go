@@ -66,6 +66,7 @@ func BenchmarkKernels(b *testing.B) {
 				args = append(args, unsafe.Pointer(&buf[0]))
 				total += int64(len(buf))
 			}
+			args = append(args, unsafe.Pointer(unsafe.SliceData(ls[i].Own)))
 			b.Run(fmt.Sprintf("%s/%s", []string{"v3", "v4"}[target], k.Name), func(b *testing.B) {
 				// Time of the processor, not of the clock: the machine may be shared.
 				runtime.LockOSThread()

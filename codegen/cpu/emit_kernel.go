@@ -21,12 +21,11 @@ const ScratchBytes = 1 << 20
 // No parameter is marked noalias: a result may lie in its operand's memory where
 // every element is read before the same element is written.
 func EmitKernel(m *ir.Module, k *kern.Kernel, t Target, symbol string) error {
-	_, err := emitKernel(m, k, t, t.Lanes(), symbol, nil)
-	return err
+	return emitKernel(m, k, t, t.Lanes(), symbol, kern.Own{})
 }
 
-// emitKernel is EmitKernel with strips cut into vectors of lanes; the ids of random ops become further parameters.
-func emitKernel(m *ir.Module, k *kern.Kernel, t Target, lanes int, symbol string, ids []uint32) (*ir.Func, error) {
+// emitKernel is EmitKernel with strips cut into vectors of lanes; what it says to read comes from the kernel's list.
+func emitKernel(m *ir.Module, k *kern.Kernel, t Target, lanes int, symbol string, reads kern.Own) error {
 	i8p := types.NewPointer(types.I8)
 	args := ir.NewParam("args", types.NewPointer(i8p))
 	lo, hi := ir.NewParam("lo", types.I64), ir.NewParam("hi", types.I64)
@@ -34,13 +33,7 @@ func emitKernel(m *ir.Module, k *kern.Kernel, t Target, lanes int, symbol string
 	for _, p := range []*ir.Param{args, scratch} {
 		p.Attrs = append(p.Attrs, enum.ParamAttrNoAlias, enum.ParamAttrNoCapture)
 	}
-	params := []*ir.Param{args, lo, hi, scratch}
-	random := map[uint32]value.Value{}
-	for _, id := range ids {
-		p := ir.NewParam("", types.I32)
-		params, random[id] = append(params, p), p
-	}
-	f := m.NewFunc(symbol, types.Void, params...)
+	f := m.NewFunc(symbol, types.Void, args, lo, hi, scratch)
 	f.FuncAttrs = append(t.contractAttrs(), enum.FuncAttrNoUnwind, enum.FuncAttrMustProgress,
 		ir.AttrString("no-builtins")) // no calls of memcpy for loops
 	entry, body := f.NewBlock(""), f.NewBlock("")
@@ -48,6 +41,7 @@ func emitKernel(m *ir.Module, k *kern.Kernel, t Target, lanes int, symbol string
 	for i := range k.Params {
 		ptrs = append(ptrs, entry.NewLoad(i8p, entry.NewGetElementPtr(i8p, args, emit.I64(int64(i)))))
 	}
+	own := readOwn(entry, args, len(k.Params), reads)
 	mode := func(*ir.Block, bool) {}
 	if k.Flush {
 		mode = flushing(m, f, entry)
@@ -55,7 +49,7 @@ func emitKernel(m *ir.Module, k *kern.Kernel, t Target, lanes int, symbol string
 	mode(entry, true)
 	entry.NewBr(body)
 	fn := emit.NewFunc(emit.OnModule(m), f, entry, body, k.Params, ptrs, scratch, 0, lanes)
-	fn.RandomIDs = random
+	own.give(fn)
 	fn.Loop(lo, hi, 1, func(tile value.Value) {
 		fn.Bind(k.Tile, tile)
 		fn.Bounds(k.Tile, 0, max(k.Tiles-1, 0))
@@ -64,9 +58,9 @@ func emitKernel(m *ir.Module, k *kern.Kernel, t Target, lanes int, symbol string
 	mode(fn.Block, false)
 	fn.Block.NewRet(nil)
 	if n := fn.ScratchUsed(); n > ScratchBytes {
-		return nil, fmt.Errorf("kernel %q: local arrays take %d bytes, a worker has %d", k.Name, n, int64(ScratchBytes))
+		return fmt.Errorf("kernel %q: local arrays take %d bytes, a worker has %d", k.Name, n, int64(ScratchBytes))
 	}
-	return f, nil
+	return nil
 }
 
 // flushing lets a function take denormals as zero: the result switches the mode on and back to how it
@@ -93,22 +87,4 @@ func flushing(m *ir.Module, f *ir.Func, entry *ir.Block) func(b *ir.Block, on bo
 			b.NewCall(load, pfound)
 		}
 	}
-}
-
-// emitCall adds a kernel that calls body with the given ids.
-func emitCall(m *ir.Module, body *ir.Func, t Target, symbol string, ids []uint32) {
-	var params []*ir.Param
-	var args []value.Value
-	for _, p := range body.Params[:4] {
-		q := ir.NewParam("", p.Typ)
-		params, args = append(params, q), append(args, q)
-	}
-	for _, id := range ids {
-		args = append(args, emit.I32(int64(int32(id))))
-	}
-	f := m.NewFunc(symbol, types.Void, params...)
-	f.FuncAttrs = append(t.contractAttrs(), enum.FuncAttrNoUnwind)
-	b := f.NewBlock("")
-	b.NewCall(body, args...).Tail = enum.TailTail
-	b.NewRet(nil)
 }

@@ -3,6 +3,7 @@ package cpu
 import (
 	"bytes"
 	"context"
+	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -108,7 +109,7 @@ func emitDifferential(t *testing.T, cases []emitCase) {
 			objects, err := u.Compile(context.Background(), t.TempDir())
 			require.NoError(t, err)
 			took := time.Since(start)
-			t.Logf("%d kernels in %v: %.0f a second", len(u.done), took, float64(len(u.done))/took.Seconds())
+			t.Logf("%d kernels in %v: %.0f a second", len(u.parts), took, float64(len(u.parts))/took.Seconds())
 			lib := emitLink(t, objects)
 			scratch := make([]byte, ScratchBytes+64)
 			for i, c := range cases {
@@ -121,6 +122,7 @@ func emitDifferential(t *testing.T, cases []emitCase) {
 					wholes, inners = append(wholes, whole), append(inners, inner)
 					args = append(args, unsafe.Pointer(unsafe.SliceData(inner)))
 				}
+				args = append(args, unsafe.Pointer(unsafe.SliceData(ls[i].Own)))
 				for j := range scratch {
 					scratch[j] = 0x5a
 				}
@@ -159,6 +161,13 @@ func TestRowProgramsEqualInterpreter(t *testing.T) {
 	}
 	for _, id := range []uint32{1, 2, 0xffffffff} { // one code, three kernels
 		cases = append(cases, emitCaseOf(samples.Dropout(2048, id), r))
+	}
+	for _, typ := range []dtype.Type{dtype.F32, dtype.F64} { // numbers in the code, numbers from a list, and more numbers from it
+		for _, by := range [][2]float64{{1.5, 2}, {0.1, 2}, {-3, 0.3}, {1.5, 2}, {0.1, 2}, {math.Inf(1), -0.0}} {
+			cases = append(cases, emitCaseOf(samples.Map("line", 1100, typ, func(x *kern.Expr) *kern.Expr {
+				return kern.Add(kern.Mul(x, kern.Float(typ, by[0])), kern.Float(typ, by[1]))
+			}), r))
+		}
 	}
 	emitDifferential(t, cases)
 }
@@ -200,18 +209,34 @@ func TestConversionsEqualInterpreter(t *testing.T) {
 	emitDifferential(t, cases)
 }
 
-func TestRandomOpsShareCode(t *testing.T) {
+// Kernels that differ in ids of random ops are one function; those that differ in numbers are two, whatever their count.
+func TestKernelsShareCode(t *testing.T) {
 	u := NewUnit(V4)
-	var symbols []string
+	defined := func() int { return strings.Count(strings.Join(u.Modules(), ""), "define ") }
+	symbols := map[string]bool{}
+	var lists []string
 	for _, id := range []uint32{1, 2, 2} {
 		l, err := u.Kernel(samples.Dropout(2048, id))
 		require.NoError(t, err)
-		symbols = append(symbols, l.Symbol)
+		symbols[l.Symbol] = true
+		lists = append(lists, string(l.Own))
 	}
-	assert.NotEqual(t, symbols[0], symbols[1])
-	assert.Equal(t, symbols[1], symbols[2])
-	text := strings.Join(u.Modules(), "")
-	assert.Equal(t, 3, strings.Count(text, "define "), "a body and two callers")
+	assert.Len(t, symbols, 1)
+	assert.NotEqual(t, lists[0], lists[1])
+	assert.Equal(t, lists[1], lists[2])
+	assert.Equal(t, 1, defined())
+
+	clear(symbols)
+	for i := range 50 {
+		l, err := u.Kernel(samples.Map("scale", 1100, dtype.F32, func(x *kern.Expr) *kern.Expr {
+			return kern.Add(kern.Mul(x, kern.Float(x.DType, 1+float64(i))), kern.Float(x.DType, 2))
+		}))
+		require.NoError(t, err)
+		symbols[l.Symbol] = true
+		assert.Len(t, l.Own, min(i, 1)*8, "what does not differ is in the code")
+	}
+	assert.Len(t, symbols, 2)
+	assert.Equal(t, 3, defined())
 }
 
 func TestCompileIsDeterministic(t *testing.T) {

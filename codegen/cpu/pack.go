@@ -14,7 +14,7 @@ import (
 // most kernels in common, as those of one model at several budgets, have most modules in common, and
 // Objects compiles those once.
 
-// part is a kernel, with the callers that give it the ids of random ops and with functions of its own.
+// part is a kernel, with functions of its own.
 type part struct {
 	name string
 	m    *ir.Module

@@ -70,6 +70,9 @@ func (f *Func) eval1(e *kern.Expr, memo values) *operand {
 	}
 	switch e.Op {
 	case kern.OpConst:
+		if x := f.Numbers[e]; x != nil {
+			return &operand{t: e.DType, s: x}
+		}
 		return constOperand(e.DType, e.Bits)
 	case kern.OpVar:
 		return f.variable(e.Var)

@@ -24,6 +24,8 @@ type Func struct {
 	// RandomIDs holds ids of random ops that are known at run time only (i32);
 	// others are constants.
 	RandomIDs map[uint32]value.Value
+	// Numbers holds the values of constants that are known at run time only.
+	Numbers map[*kern.Expr]value.Value
 
 	entry *ir.Block     // where allocas go
 	ptrs  []value.Value // typed pointers, one per parameter

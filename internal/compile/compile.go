@@ -247,7 +247,7 @@ func Compile(ctx context.Context, m *frontend.Model, opt Options) (*Program, err
 		return nil, err
 	}
 	if !p.debug.Unproven {
-		if err := p.checks.time(func() error { return sameKernels(x.Step, p.Runs) }); err != nil {
+		if err := p.checks.time(func() error { return sameKernels(x, p.Runs) }); err != nil {
 			return nil, err
 		}
 		if err := p.checks.time(func() error { return p.WrittenOnce(x) }); err != nil {
@@ -282,7 +282,7 @@ func Compile(ctx context.Context, m *frontend.Model, opt Options) (*Program, err
 
 // programs writes the launches of @init and @step, whose kernels k makes.
 func (p *Program) programs(m *frontend.Model, target cpu.Target, k kernels) (*exe.Model, error) {
-	em := &emitter{k: k, at: map[*ir.Op]int64{}, states: map[string]place{}}
+	em := &emitter{k: k, at: map[*ir.Op]int64{}, own: map[string]place{}, states: map[string]place{}}
 	x := &exe.Model{Name: m.Name, Target: target.String(), Features: target.Features(), InputSHA256: m.SHA256, Train: m.Train, LibraryDir: p.libraryDir}
 	if m.Train {
 		x.Loss = "loss"
@@ -562,7 +562,7 @@ func (k *unitKernels) Launches(l lower.Launch) ([]kernelLaunch, error) {
 	}
 	out := make([]kernelLaunch, len(ls))
 	for i, x := range ls {
-		out[i] = kernelLaunch{Symbol: x.Symbol, Tiles: x.Tiles, Workspace: x.Workspace}
+		out[i] = kernelLaunch{Symbol: x.Symbol, Tiles: x.Tiles, Own: x.Own}
 	}
 	return out, nil
 }

@@ -253,7 +253,7 @@ func (f *faulty) write(e *emitter, x debug.Fault, at place, t ir.Type) error {
 		return err
 	}
 	for _, k := range ks {
-		e.prog = append(e.prog, exe.Inst{Kind: exe.Launch, Symbol: k.Symbol, Layer: "fault", Tiles: k.Tiles, Args: args})
+		e.launch(k, "fault", args)
 	}
 	return nil
 }

@@ -25,10 +25,10 @@ type kernels interface {
 type kernelLaunch struct {
 	Symbol string
 	Tiles  int64
-	// Workspace: the kernel takes one more argument, a workspace of this many bytes.
-	Workspace int64
-	Foreign   bool   // it is a function of Library
-	Library   string // "": of the process
+	// Own: the kernel takes one more argument, a constant of these bytes.
+	Own     []byte
+	Foreign bool   // it is a function of Library
+	Library string // "": of the process
 }
 
 // emitter writes programs of launches for one model.
@@ -36,6 +36,7 @@ type emitter struct {
 	k      kernels
 	consts []byte
 	at     map[*ir.Op]int64 // dense constant → offset in the pool
+	own    map[string]place // what kernels have of their own, by its bytes
 	prog   []exe.Inst
 	states map[string]place // homes outside any frame, by name
 	runs   *runTable        // of @step; nil for @init, whose ops the plan does not know
@@ -136,7 +137,6 @@ func (e *emitter) op(op *ir.Op, frame *buffer.Frame, base int64, where func(*ir.
 
 func (e *emitter) launches(op *ir.Op, l *lower.Lowered, frame *buffer.Frame, base int64, where func(*ir.Value) place) error {
 	work := frame.Work[op]
-	sizes := slices.Clone(l.Workspaces)
 	for _, launch := range l.Launches {
 		if launch.Host != nil {
 			e.host(op, launch.Host, where)
@@ -158,7 +158,7 @@ func (e *emitter) launches(op *ir.Op, l *lower.Lowered, frame *buffer.Frame, bas
 			case lower.Result:
 				p = where(op.Results[r.Index])
 			case lower.Workspace:
-				p = place{false, base + work[r.Index], sizes[r.Index]}
+				p = place{false, base + work[r.Index], l.Workspaces[r.Index]}
 			}
 			args = append(args, p.arg(params[i]))
 		}
@@ -166,14 +166,24 @@ func (e *emitter) launches(op *ir.Op, l *lower.Lowered, frame *buffer.Frame, bas
 			args = slices.Insert(args, 0, e.pool(launch.Foreign.Call).arg(false))
 		}
 		for _, k := range ks {
-			inst := exe.Inst{Kind: exe.Launch, Symbol: k.Symbol, Layer: op.Loc.String(), Tiles: k.Tiles, Args: slices.Clone(args), Foreign: k.Foreign, Library: k.Library}
-			if k.Workspace > 0 {
-				inst.Args = append(inst.Args, place{false, base + work[len(sizes)], k.Workspace}.arg(true))
-			}
-			e.prog = append(e.prog, inst)
+			e.launch(k, op.Loc.String(), args)
 		}
 	}
 	return nil
+}
+
+// launch emits a launch of a kernel, which reads what it has of its own behind args.
+func (e *emitter) launch(k kernelLaunch, layer string, args []exe.Arg) {
+	args = slices.Clone(args)
+	if len(k.Own) > 0 {
+		p, ok := e.own[string(k.Own)]
+		if !ok {
+			p = e.pool(k.Own)
+			e.own[string(k.Own)] = p
+		}
+		args = append(args, p.arg(false))
+	}
+	e.prog = append(e.prog, exe.Inst{Kind: exe.Launch, Symbol: k.Symbol, Layer: layer, Tiles: k.Tiles, Args: args, Foreign: k.Foreign, Library: k.Library})
 }
 
 // host emits what the driver does itself.
@@ -325,7 +335,7 @@ func (e *emitter) copy(from, to place, layer string) error {
 		return err
 	}
 	for _, k := range ks {
-		e.prog = append(e.prog, exe.Inst{Kind: exe.Launch, Symbol: k.Symbol, Layer: layer, Tiles: k.Tiles, Args: []exe.Arg{from.arg(false), to.arg(true)}})
+		e.launch(k, layer, []exe.Arg{from.arg(false), to.arg(true)})
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package compile
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 
@@ -169,8 +170,10 @@ func (p *Program) Counts() []OpCount {
 
 // sameKernels shows, on the program as it will run, that every run of an op stands there once, and
 // that a clone runs the kernels of its original: the same functions with as many tiles. A kernel is chosen
-// by an op's structure alone, so another one means that the two are not the same op.
-func sameKernels(prog []exe.Inst, runs []Run) error {
+// by an op's structure alone, and the constants that it reads are the op's, so another one means that the two are not the same op.
+func sameKernels(x *exe.Model, runs []Run) error {
+	prog := x.Step
+	constant := func(a exe.Arg) []byte { return x.Consts[a.Offset : a.Offset+a.Bytes] }
 	type who struct{ id, sub, clone int }
 	first := map[who]int{}
 	own := func(run int) []int {
@@ -203,7 +206,9 @@ func sameKernels(prog []exe.Inst, runs []Run) error {
 		same := len(mine) == len(theirs)
 		for j := 0; same && j < len(mine); j++ {
 			a, b := &prog[mine[j]], &prog[theirs[j]]
-			same = a.Symbol == b.Symbol && a.Tiles == b.Tiles && len(a.Args) == len(b.Args)
+			same = a.Symbol == b.Symbol && a.Tiles == b.Tiles && slices.EqualFunc(a.Args, b.Args, func(p, q exe.Arg) bool {
+				return p.Const == q.Const && (!p.Const || bytes.Equal(constant(p), constant(q)))
+			})
 		}
 		if !same {
 			return runError(r, "recomputation %d runs other kernels than its first run", r.Clone)

@@ -16,13 +16,23 @@ func (k *Kernel) Text() string {
 	return k.text(&printer{vars: map[*Var]int{}, locals: map[*Local]int{}})
 }
 
-// Shape is Text with the ids of random ops replaced by numbers in order of
-// appearance, and the ids: kernels that differ only in whose random words they draw
-// have one shape.
-func (k *Kernel) Shape() (text string, ids []uint32) {
-	p := &printer{vars: map[*Var]int{}, locals: map[*Local]int{}, shape: true}
+// Own is what kernels of one shape may differ in.
+type Own struct {
+	IDs     []uint32 // of random ops, each once, in order of appearance
+	Numbers []*Expr  // constants of f32 and f64, likewise
+}
+
+// Shape is Text with the ids of random ops and floating-point constants replaced by numbers in order of
+// appearance, and these: kernels that differ only in whose random words they draw, or in what they
+// multiply by, have one shape.
+func (k *Kernel) Shape() (text string, own Own) {
+	p := shapePrinter()
 	text = k.text(p)
-	return text, p.ids
+	return text, p.own
+}
+
+func shapePrinter() *printer {
+	return &printer{vars: map[*Var]int{}, locals: map[*Local]int{}, numbers: map[*Expr]int{}}
 }
 
 func (k *Kernel) text(p *printer) string {
@@ -51,11 +61,11 @@ func (c *Contract) Text() string {
 	return c.text(&printer{vars: map[*Var]int{}, locals: map[*Local]int{}})
 }
 
-// Shape is Text with the ids of random ops left out, and these, as for kernels.
-func (c *Contract) Shape() (text string, ids []uint32) {
-	p := &printer{vars: map[*Var]int{}, locals: map[*Local]int{}, shape: true}
+// Shape is Text with what a contraction has of its own left out, and this, as for kernels.
+func (c *Contract) Shape() (text string, own Own) {
+	p := shapePrinter()
 	text = c.text(p)
-	return text, p.ids
+	return text, p.own
 }
 
 func (c *Contract) text(p *printer) string {
@@ -101,8 +111,9 @@ type printer struct {
 	depth  int
 	vars   map[*Var]int
 	locals map[*Local]int
-	shape  bool
-	ids    []uint32
+	// Of shapes: what they leave out. numbers is nil where nothing is.
+	own     Own
+	numbers map[*Expr]int
 }
 
 func (p *printer) line(format string, args ...any) {
@@ -252,11 +263,11 @@ func (p *printer) expr(e *Expr, text func(*Expr) string) string {
 	case OpConvert, OpBitcast:
 		return fmt.Sprintf("%v.%v(%s)", e.Op, e.DType, list)
 	case OpRandom:
-		if p.shape {
-			i := slices.Index(p.ids, uint32(e.Bits))
+		if p.numbers != nil {
+			i := slices.Index(p.own.IDs, uint32(e.Bits))
 			if i < 0 {
-				i = len(p.ids)
-				p.ids = append(p.ids, uint32(e.Bits))
+				i = len(p.own.IDs)
+				p.own.IDs = append(p.own.IDs, uint32(e.Bits))
 			}
 			return fmt.Sprintf("%v.#%d(%s)", e.Op, i, list)
 		}
@@ -268,6 +279,15 @@ func (p *printer) expr(e *Expr, text func(*Expr) string) string {
 }
 
 func (p *printer) constant(e *Expr) string {
+	if p.numbers != nil && (e.DType == dtype.F32 || e.DType == dtype.F64) {
+		i, ok := p.numbers[e]
+		if !ok {
+			i = len(p.own.Numbers)
+			p.numbers[e] = i
+			p.own.Numbers = append(p.own.Numbers, e)
+		}
+		return fmt.Sprintf("#%d:%v", i, e.DType)
+	}
 	switch {
 	case e.DType == dtype.Bool:
 		return fmt.Sprint(e.Bits != 0)

@@ -126,6 +126,7 @@ func compiledKernels(t *testing.T, target cpu.Target, long bool) {
 					b := map[lower.RefKind][][]byte{lower.Operand: operands, lower.Result: results, lower.Workspace: work}[r.Kind][r.Index]
 					ptrs = append(ptrs, unsafe.Pointer(unsafe.SliceData(b)))
 				}
+				ptrs = append(ptrs, unsafe.Pointer(unsafe.SliceData(j.launches[i].Own)))
 				tiles := j.launches[i].Tiles
 				f(unsafe.Pointer(unsafe.SliceData(ptrs)), tiles/2, tiles, unsafe.Pointer(&scratch[0]))
 				f(unsafe.Pointer(unsafe.SliceData(ptrs)), 0, tiles/2, unsafe.Pointer(&scratch[0]))
