@@ -246,6 +246,15 @@ func (f *Func) Param(name string) *Value {
 	return nil
 }
 
+// ParamsByName are the parameters by their names, for whoever looks for many.
+func (f *Func) ParamsByName() map[string]*Value {
+	out := make(map[string]*Value, len(f.Body.Params))
+	for _, p := range f.Body.Params {
+		out[p.Name] = p
+	}
+	return out
+}
+
 // Result finds a result by name, nil where there is none.
 func (f *Func) Result(name string) *Value {
 	if i := slices.Index(f.Results, name); i >= 0 {

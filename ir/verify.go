@@ -54,11 +54,13 @@ func (v *verifier) run() error {
 	if len(f.Results) != len(f.Body.Results) {
 		return diag.Errorf("verify", "%d result names for %d results (V5)", len(f.Results), len(f.Body.Results))
 	}
+	params, taken := f.ParamsByName(), make(map[string]bool, len(f.Results))
 	for i, n := range f.Results {
-		if n == "" || slices.Contains(f.Results[:i], n) {
+		if n == "" || taken[n] {
 			return diag.Errorf("verify", "result name %q is empty or taken (V5)", n)
 		}
-		if p := f.Param(n); p != nil && p.IsState() && !p.Type.Equal(f.Body.Results[i].Type) {
+		taken[n] = true
+		if p := params[n]; p != nil && p.IsState() && !p.Type.Equal(f.Body.Results[i].Type) {
 			return diag.Errorf("verify", "new value of %s %q is %s, not %s (V5)", p.Role(), n, f.Body.Results[i].Type, p.Type)
 		}
 	}

@@ -160,6 +160,7 @@ type replay struct {
 	order []int
 
 	rootOf []int   // by value: representative of its storage
+	inside [][]int // by representative: the values of its storage
 	bytes  []int64 // by representative
 	isRes  []bool  // by representative
 
@@ -176,7 +177,7 @@ type reuseSite struct{ pos, in, out int }
 
 func newReplay(p *Problem, order []int) *replay {
 	n := len(p.Values)
-	r := &replay{p: p, order: order, rootOf: make([]int, n), bytes: make([]int64, n), isRes: make([]bool, n),
+	r := &replay{p: p, order: order, rootOf: make([]int, n), inside: make([][]int, n), bytes: make([]int64, n), isRes: make([]bool, n),
 		now: make([]int, n), gone: make([]int, n), runs: make([]int, len(p.Ops))}
 	// Storages by naming each after its smallest value, until stable.
 	byID := make(map[int]int)
@@ -210,6 +211,7 @@ func newReplay(p *Problem, order []int) *replay {
 	}
 	for v := range p.Values {
 		root := r.rootOf[v]
+		r.inside[root] = append(r.inside[root], v)
 		if end := p.Values[v].Offset + p.Values[v].Bytes; end > r.bytes[root] {
 			r.bytes[root] = end
 		}
@@ -342,7 +344,7 @@ func (r *replay) produce(pos, i int) {
 		}
 		where := r.now[in]
 		lo, hi := p.Values[out].Offset, p.Values[out].Offset+p.Values[out].Bytes
-		for v := range p.Values {
+		for _, v := range r.inside[r.rootOf[in]] {
 			if r.now[v] != where || v == out {
 				continue
 			}

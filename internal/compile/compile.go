@@ -96,8 +96,9 @@ func Prepare(m *ir.Module, opt Options) (*ir.Module, error) {
 	// What @init reads is handed over as @step's parameters are.
 	step, init := mod.Func("step"), mod.Func("init")
 	if init != nil {
+		has := step.ParamsByName()
 		for _, p := range init.Body.Params {
-			if step.Param(p.Name) == nil {
+			if has[p.Name] == nil {
 				step.Body.AddParam(p.Name, p.Type, p.Attrs...)
 			}
 		}
@@ -376,8 +377,9 @@ func noWorkspace(*ir.Op, *lower.Lowered) int64 { return 0 }
 // finish writes back states that were not updated in place, and names the outputs.
 func (e *emitter) finish(step *ir.Func, results []place, x *exe.Model) error {
 	var from, to []place
+	params := step.ParamsByName()
 	for i, name := range step.Results {
-		p := step.Param(name)
+		p := params[name]
 		v := step.Body.Results[i]
 		if p != nil && p.IsState() {
 			from, to = append(from, results[i]), append(to, e.states[name])
@@ -395,13 +397,7 @@ func (e *emitter) finish(step *ir.Func, results []place, x *exe.Model) error {
 	// States that trade places go through memory after everything else.
 	fake := &ir.Op{Loc: ir.Loc{Layer: "state"}}
 	room := x.ArenaBytes
-	crossing := false
-	for i := range from {
-		for j := range to {
-			crossing = crossing || from[j].moves(to[j]) && i != j && from[i].meets(to[j])
-		}
-	}
-	if crossing {
+	if crossing(from, to) {
 		for _, p := range from {
 			x.ArenaBytes += (p.bytes + exe.Align - 1) / exe.Align * exe.Align
 		}

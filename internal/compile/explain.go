@@ -265,8 +265,9 @@ func source(l ir.Loc) string {
 func valueNames(pr *remat.Problem) map[*ir.Value]string {
 	names := map[*ir.Value]string{}
 	results := map[*ir.Value]string{}
+	params := pr.Func.ParamsByName()
 	for i, name := range pr.Func.Results {
-		if pr.Func.Param(name) == nil {
+		if params[name] == nil {
 			results[original(pr.Func.Body.Results[i])] = name
 		}
 	}

@@ -1,6 +1,7 @@
 package compile
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"sort"
@@ -294,16 +295,36 @@ func (e *emitter) control(op *ir.Op, frame *buffer.Frame, base int64, where func
 	return fmt.Errorf("BUG: control op %s", op.Name())
 }
 
+// crossing: some place is also a target of another's move. No two targets share memory.
+func crossing(from, to []place) bool {
+	var moved []int // by where they go
+	for j := range to {
+		if from[j].moves(to[j]) {
+			moved = append(moved, j)
+		}
+	}
+	slices.SortFunc(moved, func(i, j int) int { return cmp.Compare(to[i].offset, to[j].offset) })
+	for i, p := range from {
+		if p.konst {
+			continue
+		}
+		first := sort.Search(len(moved), func(k int) bool { t := to[moved[k]]; return t.offset+t.bytes > p.offset })
+		for _, j := range moved[first:] {
+			if to[j].offset >= p.offset+p.bytes {
+				break
+			}
+			if i != j && p.meets(to[j]) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // copies moves each place to another. Where a source is also a target of another move, all go
 // through memory at room.
 func (e *emitter) copies(op *ir.Op, from, to []place, room int64) error {
-	through := false
-	for i := range from {
-		for j := range to {
-			through = through || from[j].moves(to[j]) && i != j && from[i].meets(to[j])
-		}
-	}
-	if through {
+	if crossing(from, to) {
 		if room < 0 {
 			return fmt.Errorf("BUG: %s copies over what it still reads", op.Name())
 		}

@@ -490,8 +490,9 @@ func statesOnce(p *planned) (int, error) {
 		}
 	}
 	states := 0
+	params := f.ParamsByName()
 	for i, name := range f.Results {
-		s := f.Param(name)
+		s := params[name]
 		if s == nil || !s.IsState() {
 			continue
 		}

@@ -13,8 +13,9 @@ import (
 func ownResults(step *ir.Func) (err error) {
 	defer diag.Catch(&err)
 	written := map[*ir.Value]bool{}
+	params := step.ParamsByName()
 	for i, name := range step.Results {
-		if p := step.Param(name); p != nil && p.IsState() && root(step.Body.Results[i]) != p {
+		if p := params[name]; p != nil && p.IsState() && root(step.Body.Results[i]) != p {
 			written[p] = true
 		}
 	}
@@ -22,7 +23,7 @@ func ownResults(step *ir.Func) (err error) {
 	for i, name := range step.Results {
 		v := step.Body.Results[i]
 		r := root(v)
-		p := step.Param(name)
+		p := params[name]
 		state := p != nil && p.IsState()
 		if !(written[r] && r != p || r.Op != nil && lower.IsConstant(r.Op) && !state) {
 			continue
@@ -66,7 +67,8 @@ func initBytes(m *ir.Module) (int64, error) {
 	if init == nil {
 		return 0, nil
 	}
-	frame, _, err := layoutInit(init, func(name string) bool { p := step.Param(name); return p != nil && p.IsState() })
+	params := step.ParamsByName()
+	frame, _, err := layoutInit(init, func(name string) bool { p := params[name]; return p != nil && p.IsState() })
 	if err != nil {
 		return 0, err
 	}

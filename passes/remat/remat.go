@@ -297,8 +297,12 @@ func (p *Problem) stateUpdates(index map[*ir.Value]int) {
 		}
 	}
 	taken := map[*ir.Value]bool{}
+	params, returned, joined := f.ParamsByName(), map[*ir.Value]int{}, storages{}
+	for _, v := range f.Body.Results {
+		returned[base(v)]++
+	}
 	for i, name := range f.Results {
-		old, v := f.Param(name), base(f.Body.Results[i]) // it may be returned in another shape
+		old, v := params[name], base(f.Body.Results[i]) // it may be returned in another shape
 		if old == nil || !old.IsState() || v.Op == nil || taken[v] {
 			continue
 		}
@@ -315,7 +319,7 @@ func (p *Problem) stateUpdates(index map[*ir.Value]int) {
 				pair, ok = pr, true
 			}
 		}
-		if !ok || p.returned(old, i) || readsBeside(op, low, pair) {
+		if !ok || returned[old] > 0 || readsBeside(op, low, pair) {
 			continue
 		}
 		// A reader that the update leads to must see the old value: then it is kept.
@@ -348,30 +352,38 @@ func (p *Problem) stateUpdates(index map[*ir.Value]int) {
 		po.InPlace = slices.DeleteFunc(po.InPlace, func(pr [2]int) bool { return pr[1] == index[v] })
 		po.InPlace = append(po.InPlace, [2]int{index[old], index[v]})
 		p.InPlace[op] = append(p.InPlace[op], pair)
-		p.joinStorage(index[old], index[v])
+		joined.join(p.Problem.Values, index[old], index[v])
 		// The new value is where it stays: no reader may take its memory over.
-		for k, u := range p.Ops {
-			uo := &p.Problem.Ops[k]
+		for _, u := range readers[v] {
+			uo := &p.Problem.Ops[opIndex[u]]
 			uo.InPlace = slices.DeleteFunc(uo.InPlace, func(pr [2]int) bool { return u != op && base(p.Values[pr[0]]) == v })
 		}
+	}
+	for i := range p.Problem.Values {
+		p.Problem.Values[i].Storage = joined.of(p.Problem.Values[i].Storage)
 	}
 	p.setOrder(users, opIndex)
 }
 
-// joinStorage puts a new value that has views into the storage of the old value that it overwrites.
-func (p *Problem) joinStorage(old, v int) {
-	vs := p.Problem.Values
-	from, to := vs[v].Storage, vs[old].Storage
+// storages are storages that became one: each leads to another, in the end to the one that stays.
+type storages map[int]int
+
+func (s storages) of(n int) int {
+	for s[n] != 0 {
+		n = s[n]
+	}
+	return n
+}
+
+// join puts a new value that has views into the storage of the old value that it overwrites.
+func (s storages) join(vs []planner.Value, old, v int) {
+	from, to := s.of(vs[v].Storage), s.of(vs[old].Storage)
 	switch {
-	case from == 0 || from == to:
+	case from == to || from == 0:
 	case to == 0:
 		vs[old].Storage = from
 	default:
-		for i := range vs {
-			if vs[i].Storage == from {
-				vs[i].Storage = to
-			}
-		}
+		s[from] = to
 	}
 }
 
@@ -440,16 +452,6 @@ func base(v *ir.Value) *ir.Value {
 		v = v.Op.Operands[v.Index]
 	}
 	return v
-}
-
-// returned: the old value is also a result by itself, other than result i.
-func (p *Problem) returned(old *ir.Value, i int) bool {
-	for j, v := range p.Func.Body.Results {
-		if j != i && base(v) == old {
-			return true
-		}
-	}
-	return false
 }
 
 func opName(op *ir.Op) string { return op.Loc.String() + ":" + Kind(op) }
