@@ -12,7 +12,7 @@ import (
 // run after parsing and after every pass. The error names function, layer and op; its
 // message ends in the label of the broken rule:
 //
-//	V1 a value is defined once, before its uses, in the block that uses it
+//	V1 a value is defined once, before its uses, in the block that uses it; ids are in range, and no two alike
 //	V2 names are unique in a function, and not empty
 //	V3 every op has a layer path
 //	V4 result types are those that the op's row infers; operands, attributes and
@@ -30,7 +30,7 @@ func Verify(m *Module) error {
 			return diag.Errorf("verify", "function name %q is empty or taken (V2)", f.Name)
 		}
 		seen[f.Name] = true
-		v := &verifier{f: f, names: map[string]bool{}, rng: rng}
+		v := &verifier{f: f, names: map[string]bool{}, numbers: make([]bool, f.numValues), values: make([]*Value, f.numValues), ops: make([]*Op, f.numOps), rng: rng}
 		if err := v.run(); err != nil {
 			e := *diag.As(err)
 			e.Message = "@" + f.Name + ": " + e.Message
@@ -41,16 +41,50 @@ func Verify(m *Module) error {
 }
 
 type verifier struct {
-	f     *Func
-	names map[string]bool
-	rng   map[int64]*Op
-	// done[op] is op's position + 1 once visited.
-	done map[*Op]int
+	f       *Func
+	names   map[string]bool
+	numbers []bool   // names that are the number of some value
+	values  []*Value // by id: defined so far
+	ops     []*Op    // by id: visited
+	rng     map[int64]*Op
 }
+
+// name takes a name; false: it is taken.
+func (v *verifier) name(s string) bool {
+	if n, ok := number(s); ok && n < len(v.numbers) {
+		taken := v.numbers[n]
+		v.numbers[n] = true
+		return !taken
+	}
+	taken := v.names[s]
+	v.names[s] = true
+	return !taken
+}
+
+// number is a name that autoName gives.
+func number(s string) (n int, ok bool) {
+	if s == "" || len(s) > 9 || s[0] == '0' && s != "0" {
+		return 0, false
+	}
+	for _, c := range []byte(s) {
+		if c < '0' || c > '9' {
+			return 0, false
+		}
+		n = 10*n + int(c-'0')
+	}
+	return n, true
+}
+
+// defined: x was defined before, in b.
+func (v *verifier) defined(x *Value, b *Block) bool {
+	return x.ID >= 0 && x.ID < len(v.values) && v.values[x.ID] == x && x.Block == b
+}
+
+// done: op was visited before.
+func (v *verifier) done(op *Op) bool { return op.ID >= 0 && op.ID < len(v.ops) && v.ops[op.ID] == op }
 
 func (v *verifier) run() error {
 	f := v.f
-	v.done = map[*Op]int{}
 	if len(f.Results) != len(f.Body.Results) {
 		return diag.Errorf("verify", "%d result names for %d results (V5)", len(f.Results), len(f.Body.Results))
 	}
@@ -72,17 +106,16 @@ func opError(op *Op, format string, args ...any) error {
 }
 
 func (v *verifier) block(b *Block) error {
-	defined := make(map[*Value]bool, len(b.Ops)+len(b.Params))
 	define := func(x *Value) string {
 		switch {
 		case x.Block != b || x.Block.Func != v.f:
 			return "belongs to another block (V1)"
-		case x.Name == "" || v.names[x.Name]:
+		case x.Name == "" || !v.name(x.Name):
 			return "has an empty name, or one that is taken (V2)"
-		case x.ID < 0 || x.ID >= v.f.numValues:
-			return "has an id out of range (V1)"
+		case x.ID < 0 || x.ID >= v.f.numValues || v.values[x.ID] != nil:
+			return "has an id out of range, or one that is taken (V1)"
 		}
-		v.names[x.Name], defined[x] = true, true
+		v.values[x.ID] = x
 		return ""
 	}
 	for _, p := range b.Params {
@@ -90,7 +123,7 @@ func (v *verifier) block(b *Block) error {
 			return diag.Errorf("verify", "parameter %%%s %s", p.Name, msg)
 		}
 	}
-	for i, op := range b.Ops {
+	for _, op := range b.Ops {
 		if op.Loc.Layer == "" {
 			return opError(op, "no layer path (V3)")
 		}
@@ -98,7 +131,7 @@ func (v *verifier) block(b *Block) error {
 			return opError(op, "belongs to another block (V1)")
 		}
 		for _, x := range op.Operands {
-			if !defined[x] {
+			if !v.defined(x, b) {
 				return opError(op, "%%%s is used before it is defined, or from another block (V1)", x.Name)
 			}
 		}
@@ -133,10 +166,13 @@ func (v *verifier) block(b *Block) error {
 		if err := v.identity(op); err != nil {
 			return err
 		}
-		v.done[op] = i + 1
+		if op.ID < 0 || op.ID >= len(v.ops) || v.ops[op.ID] != nil {
+			return opError(op, "has an id out of range, or one that is taken (V1)")
+		}
+		v.ops[op.ID] = op
 	}
 	for _, x := range b.Results {
-		if !defined[x] {
+		if !v.defined(x, b) {
 			if b.Owner != nil {
 				return opError(b.Owner, "a region yields %%%s, which it does not define (V1)", x.Name)
 			}
@@ -151,7 +187,7 @@ func (v *verifier) identity(op *Op) error {
 	o := op.Remat
 	if o != nil {
 		switch {
-		case v.done[o] == 0 || o.Block != op.Block || o.Remat != nil:
+		case !v.done(o) || o.Block != op.Block || o.Remat != nil:
 			return opError(op, "clone of an op that does not stand before it as an original (V6)")
 		case o.Def.Name != op.Def.Name || attrsText(o.Attrs) != attrsText(op.Attrs) || len(o.Results) != len(op.Results):
 			return opError(op, "clone of %s %s differs from it: %s (V6)", o.Name(), attrsText(o.Attrs), attrsText(op.Attrs))

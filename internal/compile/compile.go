@@ -242,7 +242,7 @@ func Compile(ctx context.Context, m *frontend.Model, opt Options) (*Program, err
 	}
 	unit := cpu.NewUnit(target)
 	unit.Objects = opt.Objects
-	uk := &unitKernels{u: unit, keep: opt.Keep, seen: map[string]bool{}}
+	uk := &unitKernels{u: unit, made: map[any][]kernelLaunch{}, keep: opt.Keep, seen: map[string]bool{}}
 	x, err := p.programs(m, target, uk)
 	if err != nil {
 		return nil, err
@@ -519,6 +519,7 @@ func countSymbols(x *exe.Model) int {
 // unitKernels adapts a unit of code to the emitter of programs.
 type unitKernels struct {
 	u    *cpu.Unit
+	made map[any][]kernelLaunch // by the kernel, which clones and ops that are alike share
 	keep bool
 	seen map[string]bool
 	text []string
@@ -535,6 +536,20 @@ func (k *unitKernels) Launches(l lower.Launch) ([]kernelLaunch, error) {
 				k.loops = append(k.loops, l.Kern)
 			}
 		}
+	}
+	var kernel any
+	switch {
+	case l.Kern != nil:
+		kernel = l.Kern
+	case l.Contract != nil:
+		kernel = l.Contract
+	case l.Attention != nil:
+		kernel = l.Attention
+	case l.Conv != nil:
+		kernel = l.Conv
+	}
+	if made, ok := k.made[kernel]; ok {
+		return made, nil
 	}
 	var ls []cpu.Launch
 	var err error
@@ -560,5 +575,6 @@ func (k *unitKernels) Launches(l lower.Launch) ([]kernelLaunch, error) {
 	for i, x := range ls {
 		out[i] = kernelLaunch{Symbol: x.Symbol, Tiles: x.Tiles, Own: x.Own}
 	}
+	k.made[kernel] = out
 	return out, nil
 }

@@ -52,11 +52,12 @@ type planning struct {
 	table          *CostTable
 	checks         *stopwatch
 
-	number   map[int]int // of the module's ops, by id
-	whole    *variant    // nothing fused
-	variants []*variant  // whole, then ever more; nil: not found yet
-	obeyed   *planned    // by the policy alone; nil: not found yet
-	least    *planned    // of the smallest arena; nil: not found yet
+	number   map[int]int            // of the module's ops, by id
+	alike    map[string]remat.Known // ops of any variant that were stated, by structure
+	whole    *variant               // nothing fused
+	variants []*variant             // whole, then ever more; nil: not found yet
+	obeyed   *planned               // by the policy alone; nil: not found yet
+	least    *planned               // of the smallest arena; nil: not found yet
 }
 
 // stated is a planning problem with what the policy said of it.
@@ -76,7 +77,7 @@ func newPlanning(ctx context.Context, module *ir.Module, o Options) *planning {
 		steps = planSteps
 	}
 	return &planning{ctx: ctx, checks: o.checks, module: module, costs: newCosts(), policy: o.Policy, alone: o.Budget == Budget{}, allowUnmatched: o.AllowUnmatched, table: o.Costs,
-		allow: o.AllowRecompute, number: remat.Numbers(module.Func("step")), whole: &variant{},
+		allow: o.AllowRecompute, number: remat.Numbers(module.Func("step")), alike: map[string]remat.Known{}, whole: &variant{},
 		opt: planner.Options{TimeLimit: o.TimeLimit, Steps: steps, Threads: runtime.GOMAXPROCS(0), Gap: planGap, Checked: o.checks.add}}
 }
 
@@ -97,7 +98,7 @@ func (p *planning) state(v *variant) (*stated, error) {
 			return nil, fmt.Errorf("BUG: after fusing: %w", err)
 		}
 	}
-	pr, err := remat.Build(m.Func("step"), p.costs, remat.Options{AllowRecompute: p.allows, Number: p.number, Known: p.known(v)})
+	pr, err := remat.Build(m.Func("step"), p.costs, remat.Options{AllowRecompute: p.allows, Number: p.number, Known: p.known(v), Alike: p.alike})
 	if err != nil {
 		return nil, err
 	}

@@ -84,6 +84,28 @@ func Key(op *ir.Op) string {
 	return b.String()
 }
 
+// Structure is equal for ops that are the same computation, of whatever values: the same op on operands of the same types, of
+// which the same ones are equal.
+func Structure(op *ir.Op) string {
+	var b strings.Builder
+	b.WriteString(op.Name() + op.Attrs.String())
+	n := map[*ir.Value]int{}
+	for _, v := range op.Operands {
+		if _, ok := n[v]; !ok {
+			n[v] = len(n)
+		}
+		fmt.Fprintf(&b, " %d", n[v])
+		b.WriteString(v.Type.String())
+	}
+	for _, r := range op.Results {
+		b.WriteString(r.Type.String())
+	}
+	for _, r := range op.Regions {
+		region(&b, r, n)
+	}
+	return b.String()
+}
+
 // region writes a region with values numbered in order, so that names don't matter.
 func region(b *strings.Builder, r *ir.Block, n map[*ir.Value]int) {
 	b.WriteByte('{')

@@ -9,6 +9,7 @@ import (
 
 	"reprise/internal/diag"
 	"reprise/ir"
+	"reprise/passes/cse"
 	"reprise/passes/lower"
 	"reprise/passes/pinned"
 	"reprise/planner"
@@ -35,7 +36,7 @@ type Problem struct {
 	Ops      []*ir.Op               // by op index
 	Values   []*ir.Value            // by value index
 	Lowered  []*lower.Lowered       // by op index; nil for views and constants
-	original map[*ir.Op][]*ir.Value // operands before any plan was applied
+	original [][]*ir.Value          // by op index: operands before any plan was applied
 	InPlace  map[*ir.Op][][2]int    // state updates that overwrite the old value: (operand, result)
 	Forward  []bool                 // by op index: not made by differentiation, and independent of what was
 	Pins     map[*ir.Op]pinned.Pin  // ops that run once, with reasons
@@ -55,6 +56,9 @@ type Options struct {
 	Number map[int]int
 	// Known has ops, by id, that another problem stated as they are here: they are not lowered again.
 	Known map[int]Known
+	// Alike has what was stated of ops by their structure (cse.Structure), and is given what is stated now: layers that are
+	// alike are lowered once. nil: of this call alone.
+	Alike map[string]Known
 }
 
 // Known is an op as a problem states it.
@@ -119,14 +123,17 @@ func Build(f *ir.Func, costs Costs, opt Options) (*Problem, error) {
 		return nil, diag.Errorf("planned", "module %q was planned already: planning needs the program as it was before", f.Module.Name).
 			WithHint("give the model that this was made from, or the text of an earlier pass (--emit ir)")
 	}
-	p := &Problem{Problem: &planner.Problem{Name: f.Module.Name}, Func: f, InPlace: map[*ir.Op][][2]int{}, original: map[*ir.Op][]*ir.Value{}}
+	p := &Problem{Problem: &planner.Problem{Name: f.Module.Name}, Func: f, InPlace: map[*ir.Op][][2]int{}}
 	p.pin(opt)
 	if opt.Number == nil {
 		opt.Number = Numbers(f)
 	}
-	index := map[*ir.Value]int{}
+	if opt.Alike == nil {
+		opt.Alike = map[string]Known{}
+	}
+	index := make([]int, f.NumValues()) // by the id of a value
 	add := func(v *ir.Value, pv planner.Value) {
-		index[v] = len(p.Values)
+		index[v.ID] = len(p.Values)
 		p.Values = append(p.Values, v)
 		pv.Name = v.Name
 		p.Problem.Values = append(p.Problem.Values, pv)
@@ -151,22 +158,18 @@ func Build(f *ir.Func, costs Costs, opt Options) (*Problem, error) {
 			po.Det, po.Effect = planner.DetExact, planner.EffectNone
 		}
 		for _, v := range op.Operands {
-			po.Inputs = append(po.Inputs, index[v])
+			po.Inputs = append(po.Inputs, index[v.ID])
 		}
 		var low *lower.Lowered
 		view := lower.IsView(op)
 		if known, ok := opt.Known[op.ID]; ok && !view && known.Results == len(op.Results) {
 			low, po.Cost, po.Workspace = known.Lowered, known.Cost, known.Workspace
 		} else if !view {
-			var err error
-			if low, err = LowerOrControl(op); err != nil {
+			known, err := opt.stateOp(op, costs)
+			if err != nil {
 				return nil, err
 			}
-			po.Cost = costs.Nanoseconds(op, low)
-			po.Workspace = RoundUp(costs.Workspace(op, low))
-			for _, w := range low.Workspaces {
-				po.Workspace += RoundUp(w)
-			}
+			low, po.Cost, po.Workspace = known.Lowered, known.Cost, known.Workspace
 		}
 		unknown := op.Name() == "foreign" && op.Attrs.Int("cost_ns") < 0
 		if unknown {
@@ -180,7 +183,7 @@ func Build(f *ir.Func, costs Costs, opt Options) (*Problem, error) {
 			if view && residentConst(op.Operands[i]) {
 				pv.Bytes = 0
 			} else if view {
-				src := &p.Problem.Values[index[op.Operands[i]]]
+				src := &p.Problem.Values[index[op.Operands[i].ID]]
 				if src.Storage == 0 {
 					src.Storage = nextStorage
 					nextStorage++
@@ -188,12 +191,12 @@ func Build(f *ir.Func, costs Costs, opt Options) (*Problem, error) {
 				pv.Storage = src.Storage
 			}
 			add(r, pv)
-			po.Outputs = append(po.Outputs, index[r])
+			po.Outputs = append(po.Outputs, index[r.ID])
 		}
 		if low != nil {
 			for _, pr := range low.InPlace {
 				v := op.Operands[pr[0]]
-				ip := [2]int{index[v], index[op.Results[pr[1]]]}
+				ip := [2]int{index[v.ID], index[op.Results[pr[1]].ID]}
 				if v.Op != nil && !residentView(v) && !readsBeside(op, low, pr) && !slices.Contains(po.InPlace, ip) {
 					po.InPlace = append(po.InPlace, ip)
 				}
@@ -201,18 +204,36 @@ func Build(f *ir.Func, costs Costs, opt Options) (*Problem, error) {
 		}
 		p.Ops = append(p.Ops, op)
 		p.Number = append(p.Number, opt.Number[op.ID])
-		p.original[op] = op.Operands
+		p.original = append(p.original, op.Operands)
 		p.Lowered = append(p.Lowered, low)
 		p.Problem.Ops = append(p.Problem.Ops, po)
 	}
 	for _, v := range f.Body.Results {
 		if v.Op != nil {
-			p.Problem.Values[index[v]].Output = true
+			p.Problem.Values[index[v.ID]].Output = true
 		}
 	}
 	p.stateUpdates(index)
 	p.findPhases()
 	return p, nil
+}
+
+// stateOp lowers an op and says what it takes.
+func (o *Options) stateOp(op *ir.Op, costs Costs) (Known, error) {
+	key := cse.Structure(op)
+	if k, ok := o.Alike[key]; ok {
+		return k, nil
+	}
+	low, err := LowerOrControl(op)
+	if err != nil {
+		return Known{}, err
+	}
+	k := Known{Lowered: low, Cost: costs.Nanoseconds(op, low), Workspace: RoundUp(costs.Workspace(op, low)), Results: len(op.Results)}
+	for _, w := range low.Workspaces {
+		k.Workspace += RoundUp(w)
+	}
+	o.Alike[key] = k
+	return k, nil
 }
 
 // pin finds what runs once, and what would if its layer were not opted out.
@@ -266,33 +287,36 @@ func LowerOrControl(op *ir.Op) (*lower.Lowered, error) {
 // stateUpdates finds the ops that may write a state's new value over the old one: the new value
 // is a result of an op that reads the old one element by element, and no other reader of the old value
 // has to come after it.
-func (p *Problem) stateUpdates(index map[*ir.Value]int) {
+func (p *Problem) stateUpdates(index []int) {
 	f := p.Func
-	opIndex := map[*ir.Op]int{}
-	for i, op := range p.Ops {
-		opIndex[op] = i
+	opIndex := make([]int, f.NumOps()) // by the id of an op; −1: a dense constant
+	for i := range opIndex {
+		opIndex[i] = -1
 	}
-	readers := map[*ir.Value][]*ir.Op{}
+	for i, op := range p.Ops {
+		opIndex[op.ID] = i
+	}
+	readers := make([][]*ir.Op, f.NumValues()) // by the id of a value
 	var note func(v *ir.Value, op *ir.Op)
 	note = func(v *ir.Value, op *ir.Op) {
-		readers[v] = append(readers[v], op)
+		readers[v.ID] = append(readers[v.ID], op)
 		if v.Op != nil && lower.IsView(v.Op) {
 			note(v.Op.Operands[v.Index], op)
 		}
 	}
-	users := map[*ir.Op][]*ir.Op{}
+	users := make([][]*ir.Op, f.NumOps()) // by the id of an op
 	var effect *ir.Op // the last before
 	for _, op := range p.Ops {
 		if Effect(op) != ir.EffectNone {
 			if effect != nil {
-				users[effect] = append(users[effect], op)
+				users[effect.ID] = append(users[effect.ID], op)
 			}
 			effect = op
 		}
 		for _, v := range op.Operands {
 			note(v, op)
 			if v.Op != nil {
-				users[v.Op] = append(users[v.Op], op)
+				users[v.Op.ID] = append(users[v.Op.ID], op)
 			}
 		}
 	}
@@ -308,8 +332,8 @@ func (p *Problem) stateUpdates(index map[*ir.Value]int) {
 		}
 		taken[v] = true
 		op := v.Op
-		at, known := opIndex[op]
-		if !known || p.Lowered[at] == nil { // a dense constant
+		at := opIndex[op.ID]
+		if at < 0 || p.Lowered[at] == nil { // a dense constant
 			continue
 		}
 		low := p.Lowered[at]
@@ -328,34 +352,34 @@ func (p *Problem) stateUpdates(index map[*ir.Value]int) {
 		for len(stack) > 0 {
 			o := stack[len(stack)-1]
 			stack = stack[:len(stack)-1]
-			for _, u := range users[o] {
+			for _, u := range users[o.ID] {
 				if !after[u] {
 					after[u] = true
 					stack = append(stack, u)
 				}
 			}
 		}
-		for _, r := range readers[old] {
+		for _, r := range readers[old.ID] {
 			ok = ok && !after[r]
 		}
 		if !ok {
 			continue
 		}
 		// Every other reader comes first; further updates must not contradict that.
-		for _, r := range readers[old] {
+		for _, r := range readers[old.ID] {
 			if r != op {
-				users[r] = append(users[r], op)
+				users[r.ID] = append(users[r.ID], op)
 			}
 		}
-		po := &p.Problem.Ops[opIndex[op]]
+		po := &p.Problem.Ops[at]
 		// Overwriting the state is no option among others.
-		po.InPlace = slices.DeleteFunc(po.InPlace, func(pr [2]int) bool { return pr[1] == index[v] })
-		po.InPlace = append(po.InPlace, [2]int{index[old], index[v]})
+		po.InPlace = slices.DeleteFunc(po.InPlace, func(pr [2]int) bool { return pr[1] == index[v.ID] })
+		po.InPlace = append(po.InPlace, [2]int{index[old.ID], index[v.ID]})
 		p.InPlace[op] = append(p.InPlace[op], pair)
-		joined.join(p.Problem.Values, index[old], index[v])
+		joined.join(p.Problem.Values, index[old.ID], index[v.ID])
 		// The new value is where it stays: no reader may take its memory over.
-		for _, u := range readers[v] {
-			uo := &p.Problem.Ops[opIndex[u]]
+		for _, u := range readers[v.ID] {
+			uo := &p.Problem.Ops[opIndex[u.ID]]
 			uo.InPlace = slices.DeleteFunc(uo.InPlace, func(pr [2]int) bool { return u != op && base(p.Values[pr[0]]) == v })
 		}
 	}
@@ -389,11 +413,11 @@ func (s storages) join(vs []planner.Value, old, v int) {
 
 // setOrder gives the default order: the program's, with updates in place behind the readers of what
 // they overwrite.
-func (p *Problem) setOrder(users map[*ir.Op][]*ir.Op, opIndex map[*ir.Op]int) {
+func (p *Problem) setOrder(users [][]*ir.Op, opIndex []int) {
 	waits := make([]int, len(p.Ops))
 	for _, op := range p.Ops {
-		for _, u := range users[op] {
-			waits[opIndex[u]]++
+		for _, u := range users[op.ID] {
+			waits[opIndex[u.ID]]++
 		}
 	}
 	ready := &firstOf{}
@@ -408,8 +432,8 @@ func (p *Problem) setOrder(users map[*ir.Op][]*ir.Op, opIndex map[*ir.Op]int) {
 		next := heap.Pop(ready).(int)
 		moved = moved || next != len(order)
 		order = append(order, next)
-		for _, u := range users[p.Ops[next]] {
-			i := opIndex[u]
+		for _, u := range users[p.Ops[next].ID] {
+			i := opIndex[u.ID]
 			if waits[i]--; waits[i] == 0 {
 				heap.Push(ready, i)
 			}
@@ -525,7 +549,7 @@ func (p *Problem) Apply(plan *planner.Plan) *Applied {
 		seen[i]++
 		if seen[i] == 1 {
 			a.Runs[op] = Run{Op: p.Number[i], ID: op.ID, Values: idsOf(op.Results)}
-			op.Operands = latest.All(p.original[op])
+			op.Operands = latest.All(p.original[i])
 			f.Body.Append(op)
 			for _, r := range op.Results {
 				latest[r] = r
@@ -533,7 +557,7 @@ func (p *Problem) Apply(plan *planner.Plan) *Applied {
 			a.Lowered[op] = p.Lowered[i]
 			continue
 		}
-		c := f.NewOp(op.Def, latest.All(p.original[op]), typesOf(op), op.Attrs, cloneRegions(f, op), op.Loc.With("remat"))
+		c := f.NewOp(op.Def, latest.All(p.original[i]), typesOf(op), op.Attrs, cloneRegions(f, op), op.Loc.With("remat"))
 		c.Remat = op
 		f.Body.Append(c)
 		for j, r := range op.Results {
