@@ -117,16 +117,27 @@ func delicates(biased bool, top int32) []delicate {
 	}, nil, none})
 }
 
-// policies are names of what is kept: by default, for one of the models, that under which everything is
-// computed again.
-func policies(biased bool) []string {
-	switch {
-	case testprog.Long():
-		return []string{"full", "nothing_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable", "selective:2", "every:2"}
-	case biased:
-		return []string{"full"}
+// restricted are programs of m under policies, by themselves and within budgets: by default one in which everything in the layers is computed
+// again, which for one of the models is in a budget too.
+func restricted(t *testing.T, m *frontend.Model, biased bool) (programs []*testprog.Program) {
+	words, budgets := []string{"full"}, []compile.Budget{{Percent: 80}}
+	if biased {
+		budgets[0] = compile.Budget{}
 	}
-	return nil
+	if testprog.Long() {
+		words = []string{"full", "nothing_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable", "selective:2", "every:2", "memory_budget:0.4"}
+		budgets = []compile.Budget{{}, {Percent: 80}, {Min: true}}
+	}
+	for _, word := range words {
+		pol, err := policy.Load(word)
+		require.NoError(t, err)
+		for _, b := range budgets {
+			p := lab.Compile(t, m, compile.Options{Target: v4, Policy: pol, Budget: b})
+			require.Greater(t, p.Report.Recomputed, 0, word)
+			programs = append(programs, p)
+		}
+	}
+	return programs
 }
 
 // Where routing hangs by a thread, every gradient (the first momentum is one), parameter, state and loss is
@@ -141,12 +152,7 @@ func TestDelicateRouting(t *testing.T) {
 			t.Parallel()
 			all := seed(t, c.spec, v4, 0)
 			m, programs := all.Model, []*testprog.Program{all, seed(t, c.spec, v3, -1)}
-			for _, word := range policies(c.biased) {
-				pol, err := policy.Load(word)
-				require.NoError(t, err)
-				programs = append(programs, lab.Compile(t, m, compile.Options{Target: v4, Policy: pol}))
-				require.Greater(t, programs[len(programs)-1].Report.Recomputed, 0, word)
-			}
+			programs = append(programs, restricted(t, m, c.biased)...)
 			if testprog.Long() {
 				lo, hi := programs[1].Report.ArenaBytes, all.Report.ArenaBytes
 				programs = append(programs, compiled(t, m, v4, -1), compiled(t, m, v3, lo+(hi-lo)/3), compiled(t, m, v4, lo+(hi-lo)*2/3))
@@ -225,9 +231,10 @@ func families() []string {
 		"dots_with_no_batch_dims_saveable", "block:1", "nothing_saveable", "selective:2", "prefer_recompute:contract"}
 }
 
-// Every gradient, parameter, state and loss of the seeds' models is the same under every family of policies. By default the
-// planned programs of smaller models run in Go, kernel by kernel, a few policies for each; in the long test all of them
-// are compiled.
+// Every gradient, parameter, state and loss of the seeds' models is the same under every family of policies, by themselves and within
+// budgets. By default the planned programs of smaller models run in Go, kernel by kernel, a few policies for each, of which
+// every other one has a budget (compiled programs of these models under a policy and a budget are TestDelicateRouting's and
+// TestFiftySteps'); in the long test all of them are compiled too, with every budget.
 func TestPoliciesKeepEveryBit(t *testing.T) {
 	tiny := []string{
 		"qwen,layers=2,d=8,heads=2,kv_heads=1,hidden=12,seq=5,batch=2,vocab=11" + shown,
@@ -253,11 +260,17 @@ func TestPoliciesKeepEveryBit(t *testing.T) {
 				}
 				pol, err := policy.Load(word)
 				require.NoError(t, err)
-				got, launches := traced(compile.Options{Policy: pol})
-				require.Greater(t, launches, once, "under %s nothing runs again", word)
-				for s := range want {
-					for _, name := range m.Module.Func("step").Results {
-						require.Equal(t, want[s][name].Data, got[s][name].Data, "%s, step %d: %s", word, s, name)
+				budgets := []compile.Budget{{}, {Percent: 92}, {Min: true}}
+				if !testprog.Long() {
+					budgets = budgets[n/3 : n/3+1]
+				}
+				for _, b := range budgets {
+					got, launches := traced(compile.Options{Policy: pol, Budget: b})
+					require.Greater(t, launches, once, "under %s nothing runs again", word)
+					for s := range want {
+						for _, name := range m.Module.Func("step").Results {
+							require.Equal(t, want[s][name].Data, got[s][name].Data, "%s, %v, step %d: %s", word, b, s, name)
+						}
 					}
 				}
 			}
@@ -271,12 +284,17 @@ func TestPoliciesKeepEveryBit(t *testing.T) {
 			t.Parallel()
 			all := seed(t, spec, v4, 0)
 			want := delicate{}.run(t, all, 1, nil)
-			for k, word := range families() {
+			for _, word := range families() {
 				pol, err := policy.Load(word)
 				require.NoError(t, err)
-				got := delicate{}.run(t, lab.Compile(t, all.Model, compile.Options{Target: v4, Policy: pol}), 1+k%3, nil)
-				for s := range want {
-					testprog.Same(t, all.Model, want[s], got[s], fmt.Sprintf("%s, step %d", word, s))
+				for _, b := range []compile.Budget{{}, {Percent: 85}, {Min: true}} {
+					p := lab.Compile(t, all.Model, compile.Options{Target: v4, Policy: pol, Budget: b})
+					for threads := 1; threads <= 3; threads++ {
+						got := delicate{}.run(t, p, threads, nil)
+						for s := range want {
+							testprog.Same(t, all.Model, want[s], got[s], fmt.Sprintf("%s, %v, %d threads, step %d", word, b, threads, s))
+						}
+					}
 				}
 			}
 		})

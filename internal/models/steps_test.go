@@ -44,6 +44,11 @@ func TestFiftySteps(t *testing.T) {
 			assert.Greater(t, least.Report.Recomputed, 30)
 			least.EqualsInterpreter(t, 2, 2)
 			assert.Equal(t, want, run(t, least, steps, 2), "the smallest budget on %s", v3)
+			if spec == dense { // of the others TestDelicateRouting has programs under policies
+				for k, p := range restricted(t, all.Model, false) {
+					assert.Equal(t, want, run(t, p, steps, 1+k%3), "under a policy, program %d", k)
+				}
+			}
 			if !testprog.Long() {
 				return
 			}
