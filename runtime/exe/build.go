@@ -177,7 +177,7 @@ func (d *Driver) build(ctx context.Context, dir string, m *Model, objects []stri
 			return temporaryError(err)
 		}
 	}
-	if err := d.compile(ctx, dir, "model.c", "data.s"); err != nil {
+	if err := d.compile(ctx, dir, "model.c"); err != nil {
 		return err
 	}
 
@@ -190,7 +190,7 @@ func (d *Driver) build(ctx context.Context, dir string, m *Model, objects []stri
 		args = append(args, "-static", "-no-pie")
 	}
 	args = append(args, d.options.cflags...)
-	args = append(args, "-o", "out", "model.c.o", "data.s.o")
+	args = append(args, "-o", "out", "model.c.o")
 	for _, o := range d.objects {
 		if filepath.Base(o) != native.ForeignUnit+".o" || m.HasForeign() {
 			args = append(args, o)
