@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -146,7 +147,10 @@ func adds(t *testing.T, e *explained) {
 		}
 	}
 	assert.Equal(t, r.CostNs, ns)
-	assert.Equal(t, []int64{r.RecomputeNs, r.CostNs - r.BaseCostNs}, []int64{again, again})
+	assert.Equal(t, r.CostNs-r.BaseCostNs, r.RecomputeNs)
+	if !slices.ContainsFunc(e.Values, func(v compile.ValueReport) bool { return v.Fate == compile.FateFused }) {
+		assert.Equal(t, again, r.RecomputeNs) // readers that compute values for themselves take another time than the ops before planning
+	}
 	assert.Equal(t, []int{r.Ops, r.Recomputed}, []int{ops, recomputed})
 	var saved, pinned int
 	var residents int64

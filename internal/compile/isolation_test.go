@@ -108,7 +108,7 @@ func TestOneDescriptionWithAndWithoutRemat(t *testing.T) {
 // TestInferenceHasNoTraceOfRemat: an inference program is the same file with and without a budget that it fits in, and says
 // nothing of recomputation; training programs of the model that were made before change nothing in it.
 func TestInferenceHasNoTraceOfRemat(t *testing.T) {
-	spec := small()[1]
+	spec := "builtin:gpt,layers=1,d=32,heads=2,seq=24,batch=2,vocab=40"
 	m := testprog.Load(t, spec, false)
 	alone, p := binary(t, m, compile.Options{})
 	assert.Zero(t, p.Report.Recomputed)
@@ -150,9 +150,9 @@ func TestThirtyCompilationsAreOne(t *testing.T) {
 // TestCompilationIsPure: models compiled in one process, in any order and from many goroutines, give
 // the bytes that they give alone.
 func TestCompilationIsPure(t *testing.T) {
-	specs := []string{small()[0], small()[1], small()[5]}
+	specs, budgets := []string{small()[0], "builtin:gpt,layers=1,d=32,heads=2,seq=24,batch=2,vocab=40", small()[5]}, []string{"min"}
 	if testprog.Long() {
-		specs = small()
+		specs, budgets = small(), []string{"100%", "min"}
 	}
 	sum := func(spec, b string) string {
 		m, err := frontend.Load(spec, frontend.Options{Train: true})
@@ -166,7 +166,6 @@ func TestCompilationIsPure(t *testing.T) {
 		}
 		return p.Report.BinarySHA256
 	}
-	budgets := []string{"100%", "min"}
 	alone := map[string]string{}
 	for _, s := range specs {
 		for _, b := range budgets {

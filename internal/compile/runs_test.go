@@ -3,7 +3,6 @@ package compile_test
 import (
 	"context"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -69,9 +68,7 @@ func TestP125Counts(t *testing.T) {
 // TestCountsOfAnExecutable: the program itself prints them.
 func TestCountsOfAnExecutable(t *testing.T) {
 	m := testprog.Load(t, small()[0], true)
-	out := filepath.Join(t.TempDir(), "m")
-	p, err := compile.Make(context.Background(), m, compile.Options{Budget: compile.Budget{Min: true}, PlanSteps: sweepSteps}, out)
-	require.NoError(t, err)
+	out, p := lab.Executable(t, m, compile.Options{Budget: compile.Budget{Min: true}})
 	done, err := runtime.Run(context.Background(), out, []string{"--steps", "3", "--counts"}, func(s runtime.Step) { require.NotZero(t, s.Step) })
 	require.NoError(t, err)
 	require.Len(t, done.Counts, len(p.Counts()))

@@ -304,14 +304,14 @@ func floats(b []byte) string {
 	return fmt.Sprint(unsafe.Slice((*float32)(unsafe.Pointer(&b[0])), n))
 }
 
-// exact runs a model keeping everything, at half way and at the smallest budget, with other threads, and holds them
-// to the same bits. It returns the first and the last.
+// exact runs a model keeping everything, at the smallest budget and, in the long test, half way, with other threads, and
+// holds them to the same bits. It returns the first two. (By default budgets between are those of TestSameBits and of the fuzzer.)
 func exact(t testing.TB, m *frontend.Model) (all, least *outcome) {
 	t.Helper()
 	all = run(t, m, setup{})
 	least = run(t, m, setup{Options: smallest().Options, threads: 3})
 	same(t, all.steps, least.steps)
-	if lo, hi := least.p.Report.ArenaBytes, all.p.Report.ArenaBytes; lo < hi {
+	if lo, hi := least.p.Report.ArenaBytes, all.p.Report.ArenaBytes; lo < hi && testprog.Long() {
 		half := run(t, m, setup{Options: atBudget((lo + hi) / 2).Options, threads: 1})
 		same(t, all.steps, half.steps)
 	}
