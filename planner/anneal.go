@@ -36,6 +36,7 @@ type annealer struct {
 
 	puts  int     // copies added by the move at hand
 	books *ledger // nil without limits
+	only  []int32 // nodes whose instances are moved; nil: all
 }
 
 const (
@@ -176,6 +177,10 @@ func (a *annealer) run(moves int64, hot, cold float64, mx mix, stop func() bool)
 
 // instance picks an instance at random.
 func (a *annealer) instance() int32 {
+	if a.only != nil {
+		r := a.t.runs[a.only[a.rng.intn(len(a.only))]]
+		return r[a.rng.intn(len(r))]
+	}
 	for {
 		i := int32(2 + a.rng.intn(len(a.t.node)-2))
 		if a.t.at[a.t.slot[i]] == i {

@@ -380,7 +380,7 @@ func (s *search) mayRunAgain(below int64, cuts []*cut, prices []int64) set {
 
 // prove tries to show that the best plan is optimal, or finds one that is.
 func (s *search) prove() {
-	if s.best == nil || !provable(s.m) || s.key != s.cost || len(s.m.must) > 0 {
+	if !s.on(solverProof) || s.best == nil || !provable(s.m) || s.key != s.cost || len(s.m.must) > 0 {
 		return
 	}
 	if s.m.n > 24 && s.cost-s.lower > s.m.base/200 {

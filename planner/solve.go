@@ -6,6 +6,7 @@ import (
 	"math"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sort"
 	"strings"
 	"sync"
@@ -19,15 +20,37 @@ type Options struct {
 	TimeLimit time.Duration // wall time after which the best plan so far is returned; 0 is none. A plan that was cut off by time need not be reproducible.
 	Threads   int           // solvers that may run at once; 0 is 1. The plan does not depend on it.
 	Seed      uint64
-	Gap       float64 // stop at a plan whose Gap is at most this; 0 searches until it is proven best or Steps are spent
-	Layout    bool    // give offsets, and make the arena fit the budget as well
-	Align     int64   // alignment of offsets if Layout; 0 is 1
-	Known     *Known  // what searches of the same problem share; nil: nothing
-	Further   bool    // look for the smallest plan from more ends, in three times the time
-	Start     []int   // an order of op instances to begin with, as in Plan.Order; where it breaks a rule or the budget it is not used
+	Gap       float64  // stop at a plan whose Gap is at most this; 0 searches until it is proven best or Steps are spent
+	Layout    bool     // give offsets, and make the arena fit the budget as well
+	Align     int64    // alignment of offsets if Layout; 0 is 1
+	Known     *Known   // what searches of the same problem share; nil: nothing
+	Further   bool     // look for the smallest plan from more ends, in three times the time
+	Start     []int    // an order of op instances to begin with, as in Plan.Order; where it breaks a rule or the budget it is not used
+	Without   []string // names of solvers that do not run; see Solvers
 	Progress  func(Progress)
 	Checked   func(time.Duration) // is told how long each check of a plan took, also from several goroutines at once
 }
+
+// Solvers lists what Options.Without can name, in the order in which they run. What is not listed always runs: the
+// order without recomputation, greedy, and the bound by one cut.
+func Solvers() []string { return slices.Clone(solvers[:]) }
+
+const (
+	solverExhaustive = "exhaustive" // all plans of problems of up to 12 ops
+	solverChain      = "chain"      // the dynamic programme for chains
+	solverGuided     = "guided"     // greedy that keeps what the best cut keeps
+	solverInteger    = "integer"    // branch and bound over that cut, and greedy that keeps what it keeps
+	solverProof      = "proof"      // search over states, in which few ops may run again
+	solverTape       = "tape"       // annealing of orders from scratch
+	solverAlike      = "alike"      // what helps one of many like layers is done in all of them
+	solverAnneal     = "anneal"     // annealing of the best plan
+	solverTwoCuts    = "two-cuts"   // a bound: branch and bound over two cuts in a row
+)
+
+var solvers = [...]string{solverExhaustive, solverChain, solverGuided, solverInteger, solverProof, solverTape, solverAlike, solverAnneal, solverTwoCuts}
+
+// on reports whether a solver runs.
+func (s *search) on(name string) bool { return !slices.Contains(s.opt.Without, name) }
 
 // check is Check under the eyes of o.Checked.
 func (o *Options) check(p *Problem, plan *Plan, budget int64) (Report, error) {
@@ -119,6 +142,11 @@ func (pl *Plan) fill(rep Report) {
 func Solve(ctx context.Context, p *Problem, opt Options) (*Plan, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
+	}
+	for _, name := range opt.Without {
+		if !slices.Contains(solvers[:], name) {
+			return nil, fmt.Errorf("planner: Options.Without: there is no solver %q: there are %s", name, strings.Join(solvers[:], ", "))
+		}
 	}
 	if len(p.Limits) > 0 {
 		return solveLimits(ctx, p, opt)
@@ -386,12 +414,16 @@ func (s *search) attempt() {
 		return
 	}
 	s.hard = s.m.n <= tapeLimit && (s.best == nil || s.cost-s.lower > s.m.base/200)
-	if s.hard {
+	if s.hard && s.on(solverTape) {
 		s.before, s.beforeCost = s.best, s.cost
 		s.tapes()
 		if s.done() {
 			return
 		}
+	}
+	s.alike()
+	if s.done() {
+		return
 	}
 	s.anneal()
 	if s.best == nil {
@@ -412,7 +444,7 @@ func (s *search) attempt() {
 // path raises the bound by two cuts in a row, where one is far from the plan.
 func (s *search) path() {
 	r := &s.swept
-	if !s.hard || r.cut == nil || r.best.over.p == 0 || s.best == nil || s.stopped() || s.cost-s.lower <= s.m.base/200 {
+	if !s.on(solverTwoCuts) || !s.hard || r.cut == nil || r.best.over.p == 0 || s.best == nil || s.stopped() || s.cost-s.lower <= s.m.base/200 {
 		return
 	}
 	p := newPathCut(s.m, s.kin, r.node, s.opt.Budget)
@@ -441,7 +473,7 @@ func (m *model) nodes(order []int) []int32 {
 // chain offers the best plan of the dynamic programme, if the problem is a
 // chain that turns around where memory is fullest.
 func (s *search) chain() {
-	if s.m.n > chainLimit || s.stopped() {
+	if !s.on(solverChain) || s.m.n > chainLimit || s.stopped() {
 		return
 	}
 	if _, _, ok := s.sim.run(s.m.order); !ok {
@@ -486,7 +518,7 @@ func (s *search) below() {
 
 // exhaust solves small problems outright.
 func (s *search) exhaust() bool {
-	if s.m.n > 12 || len(s.m.size) > 14 || len(s.m.must) > 0 {
+	if !s.on(solverExhaustive) || s.m.n > 12 || len(s.m.size) > 14 || len(s.m.must) > 0 {
 		return false // the search does not know rules that want something computed again
 	}
 	seq, cost, known := exact(s.m, s.opt.Budget, 1<<17, s.stopped)
@@ -522,7 +554,7 @@ func (s *search) allowance() int64 {
 // choices found keeps.
 func (s *search) integer() {
 	r := &s.swept
-	if r.cut == nil {
+	if !s.on(solverInteger) || r.cut == nil {
 		return
 	}
 	enough := int64(math.MaxInt64)
@@ -568,6 +600,9 @@ func (s *search) weighted(weight []float64, prefix string, limit int64) {
 // anneal improves the best sequence. Where there is none, or a poor one, it
 // also starts from the orders, at a higher temperature.
 func (s *search) anneal() {
+	if !s.on(solverAnneal) {
+		return
+	}
 	left := max(s.allowance()-s.steps, s.allowance()/4)
 	first := s.best
 	mean := float64(s.m.base) / float64(max(s.m.n, 1))
@@ -629,7 +664,7 @@ func (s *search) anneal() {
 			from, warm, hot = first, 0.15, 0.6
 		}
 		other := from
-		if s.before != nil && s.solver == "tape" && s.beforeCost-s.cost <= s.m.base/100 {
+		if s.before != nil && (s.solver == "tape" || s.solver == "alike") && s.beforeCost-s.cost <= s.m.base/100 {
 			other, warm = s.before, hot
 		}
 		chains([]*chain{
@@ -847,7 +882,7 @@ func (s *search) bound() {
 // guided lets greedy keep what the best cut keeps.
 func (s *search) guided() {
 	r := &s.swept
-	if r.cut == nil || !r.best.fits {
+	if !s.on(solverGuided) || r.cut == nil || !r.best.fits {
 		return
 	}
 	// What both sides of the best price keep is sure; what only the cheaper
