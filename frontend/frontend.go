@@ -57,11 +57,13 @@ func Load(arg string, o Options) (*Model, error) {
 		if _, err := os.Stat(filepath.Join(arg, "config.json")); err == nil {
 			return nil, unsupported(arg, "a Hugging Face model directory")
 		}
-		return nil, diag.Errorf("model", "%s is a directory without config.json", arg).WithHint("%s", supported)
+		e := diag.Errorf("model", "it is a directory without config.json").WithHint("%s", supported)
+		e.File = arg
+		return nil, e
 	}
 	data, err := os.ReadFile(arg)
 	if err != nil {
-		return nil, diag.Errorf("file", "can't read %s: %v", arg, errors.Unwrap(err))
+		return nil, diag.Unreadable(arg, err)
 	}
 	what := sniff(arg, data)
 	if what != textForm {
@@ -135,7 +137,7 @@ func override(spec string, settings []string) string {
 
 func finish(m *Model, o Options) (*Model, error) {
 	if len(o.Bind) > 0 {
-		return nil, diag.Errorf("option", "%s has no open sizes to bind: its shapes are fixed", m.Spec)
+		return nil, diag.Errorf("option", "%s has no open sizes to bind: its shapes are fixed", m.Spec).WithHint("leave --bind out; sizes of a builtin are its options, as in builtin:mlp,batch=4")
 	}
 	m.Train = trains(m.Module)
 	sum := sha256.Sum256([]byte(m.Module.String()))
@@ -250,7 +252,8 @@ func isText(data []byte) bool {
 }
 
 func unsupported(arg, what string) error {
-	e := diag.Errorf("unsupported", "%s is %s, which can't be compiled", arg, what)
+	e := diag.Errorf("unsupported", "it is %s, which can't be compiled", what)
+	e.File = arg
 	switch what {
 	case "a compiled program":
 		return e.WithHint("run it directly, or with: reprise run %s", arg)
@@ -263,9 +266,10 @@ func unsupported(arg, what string) error {
 // missing is the error for a file that is not there; a person may have meant a builtin.
 func missing(arg string, err error) error {
 	if !errors.Is(err, fs.ErrNotExist) {
-		return diag.Errorf("file", "can't read %s: %v", arg, errors.Unwrap(err))
+		return diag.Unreadable(arg, err)
 	}
-	e := diag.Errorf("model", "no file %s", arg)
+	e := diag.Errorf("model", "no file of this name")
+	e.File = arg
 	name, _, _ := strings.Cut(arg, ",")
 	for _, b := range nn.Builtins() {
 		if b.Name == name {

@@ -115,8 +115,8 @@ func TestRefusals(t *testing.T) {
 		{file(t, "g", "\x10\x00\x00\x00\x00\x00\x00\x00{\"a\":{}}"), "unsupported", "is a safetensors file: weights without a model, which can't be compiled", supported},
 		{file(t, "h", "hello"), "unsupported", "is of no form that is known here, which can't be compiled", supported},
 		{filepath.Join(t.TempDir(), "nowhere.ir"), "model", "no file ", supported},
-		{"gpt,layers=2", "model", "no file gpt,layers=2", "did you mean builtin:gpt,layers=2?"},
-		{t.TempDir(), "model", "is a directory without config.json", supported},
+		{"gpt,layers=2", "model", "no file of this name", "did you mean builtin:gpt,layers=2?"},
+		{t.TempDir(), "model", "it is a directory without config.json", supported},
 	} {
 		_, err := frontend.Load(c.path, frontend.Options{})
 		require.Error(t, err)
@@ -141,5 +141,5 @@ func TestMalformedText(t *testing.T) {
 
 func TestBindWithoutOpenSizes(t *testing.T) {
 	_, err := frontend.Load("builtin:mlp", frontend.Options{Bind: map[string][]int64{"x": {4, 8}}})
-	require.EqualError(t, err, "builtin:mlp has no open sizes to bind: its shapes are fixed")
+	require.EqualError(t, err, "builtin:mlp has no open sizes to bind: its shapes are fixed\n  hint: leave --bind out; sizes of a builtin are its options, as in builtin:mlp,batch=4")
 }

@@ -32,6 +32,9 @@ func (a *app) compileCmd() *cobra.Command {
 			if out == "" {
 				return usageError{fmt.Errorf("compile: -o OUT is missing")}
 			}
+			if cmd.Flags().Changed("emit") && len(emit) == 0 {
+				return usageError{fmt.Errorf("--emit is given and empty: want some of %s", emits)}
+			}
 			if math != "" && math != "exact" {
 				return diag.Errorf("math", "no numeric variant %q on this target", math).WithHint("leave --math out: the default is exact, the same bits everywhere")
 			}
@@ -163,11 +166,16 @@ type emitted struct {
 	dot string
 }
 
+// emits are the kinds of --emit.
+const emits = "ir, kern, llvm, ptx, plan, dot=DIR, passes=DIR"
+
 func parseEmit(list []string, opt *compile.Options) (*emitted, error) {
 	e := &emitted{}
 	for _, x := range list {
-		name, dir, _ := strings.Cut(x, "=")
+		name, dir, has := strings.Cut(x, "=")
 		switch {
+		case has && name != "dot" && name != "passes":
+			return nil, usageError{fmt.Errorf("--emit %s: only dot and passes take a directory", x)}
 		case name == "ir":
 			e.ir = true
 		case name == "kern":
@@ -182,7 +190,7 @@ func parseEmit(list []string, opt *compile.Options) (*emitted, error) {
 			e.dot = dir
 		case name == "passes" && dir != "":
 			if err := os.MkdirAll(dir, 0o777); err != nil {
-				return nil, diag.Errorf("io", "%v", err)
+				return nil, diag.Unwritable(dir, err)
 			}
 			n := 0
 			opt.After = func(pass string, m *ir.Module) {
@@ -190,7 +198,7 @@ func parseEmit(list []string, opt *compile.Options) (*emitted, error) {
 				_ = os.WriteFile(filepath.Join(dir, fmt.Sprintf("%02d-%s.ir", n, strings.ReplaceAll(pass, "#", "-"))), []byte(m.String()), 0o666)
 			}
 		default:
-			return nil, usageError{fmt.Errorf("--emit %s: want ir, kern, llvm, ptx, plan, dot=DIR or passes=DIR", x)}
+			return nil, usageError{fmt.Errorf("--emit %q: want some of %s", x, emits)}
 		}
 	}
 	opt.Keep = e.kern || e.llvm || e.ptx
@@ -236,7 +244,7 @@ func (e *emitted) write(ctx context.Context, p *compile.Program, out string) err
 	}
 	if e.dot != "" {
 		if err := os.MkdirAll(e.dot, 0o777); err != nil {
-			return diag.Errorf("io", "%v", err)
+			return diag.Unwritable(e.dot, err)
 		}
 		return put(filepath.Join(e.dot, "step.dot"), p.Dot())
 	}

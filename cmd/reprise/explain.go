@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path"
@@ -189,7 +188,7 @@ func readPlanFile(path string) (*compile.Explanation, compile.Report, error) {
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return nil, doc.Report, diag.Errorf("file", "can't read %s: %v", path, errors.Unwrap(err))
+		return nil, doc.Report, diag.Unreadable(path, err)
 	}
 	if err := json.Unmarshal(data, &doc); err != nil || doc.Explanation == nil || doc.Explanation.Format != compile.ExplanationFormat {
 		e := diag.Errorf("plan", "no plan of a model: it has no values to explain").WithHint("write one with: reprise plan MODEL -o PLAN.json; a graph file's plan is read by reprise check")

@@ -58,12 +58,10 @@ func (a *app) explainGraph(cmd *cobra.Command, f *modelFlags, list []string, top
 		}
 		data, err := os.ReadFile(list[1])
 		if err != nil {
-			return diag.Errorf("file", "can't read %s: %v", list[1], cause(err))
+			return diag.Unreadable(list[1], err)
 		}
 		if plan, err = planner.ReadPlan(bytes.NewReader(data)); err != nil {
-			e := diag.Errorf("plan", "%s", plain(err))
-			e.File = list[1]
-			return e
+			return planError(list[1], err)
 		}
 	} else {
 		if len(list) == 2 {

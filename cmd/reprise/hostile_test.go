@@ -34,6 +34,8 @@ func TestFlagsAreNotIgnored(t *testing.T) {
 		{"run", tiny, "--repeat", "0"}, {"run", tiny, "--threads", "-1"}, {"run", elf, "--budget", "50%"}, {"run", elf, "--policy", "full"},
 		{"explain", elf, "--budget", "50%"}, {"explain", elf, "--train"}, {"explain", g, "--policy", "full"},
 		{"plan", tiny, "--budget", ""}, {"plan", tiny, "--budget", " "}, {"plan", g, "--budget", ""}, {"plan", tiny, "--rule", " "}, {"plan", tiny, "--policy", ""}, {"plan", tiny, "--target", ""}, {"plan", tiny, "--time-limit", "-1s"},
+		{"compile", tiny, "-o", "p", "--emit", ""}, {"compile", tiny, "-o", "p", "--emit", "ir=x"}, {"compile", tiny, "-o", "p", "--emit", "dot"},
+		{"plan", tiny, "--budget", "1.5"}, {"plan", tiny, "--budget", "0.5B"}, {"plan", tiny, "--budget", "0"}, {"plan", g, "--budget", "1.5"},
 		{"plan", tiny, "--costs", ""}, {"explain", tiny, "--top", "-1"}, {"bench", "step", "--rounds", "0"}, {"bench", "planner", "--row", "none such", "moe"},
 	} {
 		status, out, stderr := cli(line...)
@@ -211,5 +213,63 @@ func TestInitFitsStep(t *testing.T) {
 		assert.Contains(t, e["message"], want)
 		assert.Equal(t, ir, e["file"])
 		assert.NotEmpty(t, e["hint"])
+	}
+}
+
+// Whatever is wrong with what is given, the document names the file it is in, if it is in one, and a way out; and usage that is wrong
+// says which.
+func TestEveryErrorHasAWayOut(t *testing.T) {
+	dir := t.TempDir()
+	g, none := write(t, dir, "g.json", chainGraph), filepath.Join(dir, "none")
+	empty, noise := write(t, dir, "empty.json", ""), write(t, dir, "noise", "\x00\x01\x02")
+	for _, c := range []struct {
+		code, file, says string
+		line             []string
+	}{
+		{"model", none + ".ir", "no file of this name", []string{"plan", none + ".ir"}},
+		{"model", none, "no file of this name", []string{"explain", none}},
+		{"model", none, "no file of this name", []string{"run", none}},
+		{"model", none, "no file of this name", []string{"verify", none}},
+		{"model", dir, "directory", []string{"plan", dir}},
+		{"unsupported", noise, "of no form that is known", []string{"compile", noise, "-o", none}},
+		{"unsupported", g, "graph for the planner", []string{"verify", g}},
+		{"file", none + ".json", "no such file", []string{"plan", none + ".json"}},
+		{"file", none + ".json", "no such file", []string{"check", g, none + ".json"}},
+		{"file", none + ".ir", "no such file", []string{"opt", none + ".ir"}},
+		{"file", none, "no such file", []string{"plan", tiny, "--train", "--costs", none}},
+		{"file", none + ".json", "no such file", []string{"explain", g, none + ".json"}},
+		{"policy", none, "no such file", []string{"plan", tiny, "--train", "--policy", none}},
+		{"policy", dir, "is a directory", []string{"plan", tiny, "--train", "--policy", dir}},
+		{"policy", "--rule", "must what?", []string{"plan", tiny, "--train", "--rule", "must"}},
+		{"graph", empty, "the file is empty", []string{"plan", empty}},
+		{"parse", empty, "no function", []string{"opt", empty}},
+		{"plan", g, "want \"reprise.plan/1\"", []string{"check", g, g}},
+		{"io", none + "/x", "no such file", []string{"plan", g, "-o", none + "/x"}},
+		{"io", dir, "is a directory", []string{"plan", g, "-o", dir}},
+		{"option", "", "no open sizes", []string{"plan", tiny, "--bind", "x=3"}},
+		{"usage", "", "--emit \"foo\": want some of ir, kern, llvm, ptx, plan, dot=DIR, passes=DIR", []string{"compile", tiny, "-o", none, "--emit", "foo"}},
+		{"usage", "", "--emit is given and empty: want some of ir, kern", []string{"compile", tiny, "-o", none, "--emit", ""}},
+		{"usage", "", "budget \"1.5\" is no whole number of bytes", []string{"plan", tiny, "--budget", "1.5"}},
+		{"usage", "", "budget \"0\" leaves no byte", []string{"plan", tiny, "--budget", "0"}},
+		{"usage", "", "budget \"-5%\" is no percentage above 0", []string{"plan", tiny, "--budget", "-5%"}},
+		{"usage", "", "for \"--steps\" flag: want a number", []string{"train", tiny, "--steps", "x"}},
+		{"usage", "", "accepts 1 arg(s), received 0", []string{"plan"}},
+	} {
+		status, out, stderr := cli(append(c.line, "--json")...)
+		want := 1
+		if c.code == "usage" {
+			want = 2
+		}
+		assert.Equal(t, want, status, "%q: %s", c.line, stderr)
+		e := document(t, out)["error"].(map[string]any)
+		assert.Equal(t, c.code, e["code"], "%q", c.line)
+		assert.Contains(t, e["message"], c.says, "%q", c.line)
+		assert.NotEmpty(t, e["hint"], "%q", c.line)
+		if c.file != "" {
+			assert.Equal(t, c.file, e["file"], "%q", c.line)
+		}
+	}
+	for text, bytes := range map[string]float64{"1.5GiB": 1.5 * (1 << 30), "5 MiB": 5 << 20, "123456789B": 123456789, "1e9": 1e9} {
+		assert.Equal(t, bytes, document(t, ok(t, "plan", tiny, "--budget", text, "--json"))["budget_bytes"])
 	}
 }

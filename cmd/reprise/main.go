@@ -80,6 +80,9 @@ func (a *app) run(ctx context.Context, args []string) int {
 		a.json = a.json || slices.Contains(args, "--json") // a wrong flag may stand before it
 		d := *diag.As(usage.error)
 		d.Code = "usage"
+		if d.Hint == "" {
+			d.Hint = "flags and examples: " + strings.TrimSuffix("reprise "+called(root, args), " ") + " --help"
+		}
 		a.report(&d)
 		return 2
 	}
@@ -91,6 +94,14 @@ func (a *app) run(ctx context.Context, args []string) int {
 	return 1
 }
 
+// called is the command that arguments name, "" where they name none.
+func called(root *cobra.Command, args []string) string {
+	if c, _, err := root.Find(args); err == nil && c != root {
+		return c.Name()
+	}
+	return ""
+}
+
 // exitStatus ends the command with a status after it has said why.
 type exitStatus int
 
@@ -99,6 +110,9 @@ func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)
 // report prints an error for a person, or as the JSON document on stdout.
 func (a *app) report(err error) {
 	d := *diag.As(err)
+	if d.Code == "parse" && d.Hint == "" {
+		d.Hint = "docs/ir.md has the text form"
+	}
 	if !a.json {
 		fmt.Fprintf(a.err, "reprise: %v\n", &d)
 		return
@@ -156,7 +170,13 @@ everything takes (60%), min, or fit: what this machine has free.`,
 		SilenceErrors: true,
 	}
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print one JSON document on stdout")
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		text, _, numeric := strings.Cut(err.Error(), ": strconv.") // what Go's parser says is for programmers
+		if numeric {
+			err = errors.New(text + ": want a number")
+		}
+		return usageError{err}
+	})
 	root.AddCommand(a.compileCmd(), a.planCmd(), a.checkCmd(), a.runCmd(), a.trainCmd(), a.verifyCmd(), a.explainCmd(), a.optCmd(),
 		a.modelsCmd(), a.policiesCmd(), a.benchCmd(), a.doctorCmd(), a.demoCmd())
 	return root

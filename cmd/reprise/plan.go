@@ -136,7 +136,7 @@ func (a *app) curve(c *compile.Curve) {
 // writeFile replaces a file whole or not at all. What is no file (a terminal, a pipe, /dev/null) is
 // written to and stays what it is.
 func writeFile(name string, data []byte) error {
-	fail := func(err error) error { return diag.Errorf("io", "can't write %s: %v", name, cause(err)) }
+	fail := func(err error) error { return diag.Unwritable(name, err) }
 	if at, err := os.Stat(name); err == nil && !at.Mode().IsRegular() {
 		if err := os.WriteFile(name, data, 0o666); err != nil {
 			return fail(err)
@@ -155,20 +155,19 @@ func writeFile(name string, data []byte) error {
 	return nil
 }
 
-// cause is what the system said, without the call and the paths around it.
-func cause(err error) error {
-	for e := errors.Unwrap(err); e != nil; e = errors.Unwrap(err) {
-		err = e
-	}
-	return err
-}
-
 // plain is the planner's message without its name.
 func plain(err error) string { return strings.TrimPrefix(err.Error(), "planner: ") }
 
 // graphError is what the planner says of a graph file.
 func graphError(path string, err error) error {
-	e := diag.Errorf("graph", "%s", plain(err))
+	e := diag.Errorf("graph", "%s", plain(err)).WithHint("docs/planner.md has the form of graph files")
+	e.File = path
+	return e
+}
+
+// planError is what the planner says of the file of a plan.
+func planError(path string, err error) error {
+	e := diag.Errorf("plan", "%s", plain(err)).WithHint("write one with: reprise plan GRAPH.json -o %s", path)
 	e.File = path
 	return e
 }
@@ -176,7 +175,7 @@ func graphError(path string, err error) error {
 func readGraph(path string) (*planner.Graph, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return nil, diag.Errorf("file", "can't read %s: %v", path, errors.Unwrap(err))
+		return nil, diag.Unreadable(path, err)
 	}
 	g, err := planner.ReadGraph(bytes.NewReader(data))
 	if err != nil {
@@ -322,13 +321,11 @@ func (a *app) checkCmd() *cobra.Command {
 			}
 			data, err := os.ReadFile(list[1])
 			if err != nil {
-				return diag.Errorf("file", "can't read %s: %v", list[1], errors.Unwrap(err))
+				return diag.Unreadable(list[1], err)
 			}
 			plan, err := planner.ReadPlan(bytes.NewReader(data))
 			if err != nil {
-				e := diag.Errorf("plan", "%s", plain(err))
-				e.File = list[1]
-				return e
+				return planError(list[1], err)
 			}
 			b, err := graphBudget(cmd, budget, g)
 			if err != nil {

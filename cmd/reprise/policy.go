@@ -38,7 +38,7 @@ func (f *modelFlags) readCosts() (*compile.CostTable, error) {
 	}
 	data, err := os.ReadFile(f.costs)
 	if err != nil {
-		return nil, diag.Errorf("costs", "can't read %s: %v", f.costs, errors.Unwrap(err)).WithHint("give a JSON file of costs, or leave --costs out")
+		return nil, diag.Unreadable(f.costs, err).WithHint("give a JSON file of costs, or leave --costs out")
 	}
 	return compile.ReadCosts(f.costs, data)
 }

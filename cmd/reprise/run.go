@@ -184,7 +184,7 @@ func (a *app) interpret(f *modelFlags, arg string, inputs []string, output strin
 		return nil
 	}
 	if err := os.MkdirAll(output, 0o777); err != nil {
-		return diag.Errorf("io", "%v", err)
+		return diag.Unwritable(output, err)
 	}
 	for _, name := range step.Results {
 		if err := writeNpy(filepath.Join(output, strings.ReplaceAll(name, "/", "_")+".npy"), out[name]); err != nil {

@@ -74,7 +74,7 @@ func (a *app) optCmd() *cobra.Command {
 				return nil
 			}
 			if len(list) == 0 {
-				return usageError{fmt.Errorf("opt: no file")}
+				return usageError{fmt.Errorf("opt: FILE is missing")}
 			}
 			var m *ir.Module
 			if strings.HasPrefix(list[0], "builtin:") {
@@ -86,7 +86,7 @@ func (a *app) optCmd() *cobra.Command {
 			} else {
 				data, err := os.ReadFile(list[0])
 				if err != nil {
-					return diag.Errorf("file", "can't read %s: %v", list[0], errors.Unwrap(err))
+					return diag.Unreadable(list[0], err)
 				}
 				if m, err = ir.Parse(ops.Table(), list[0], string(data)); err != nil {
 					return err

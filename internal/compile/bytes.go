@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"reprise/internal/diag"
+	"reprise/passes/policy"
 )
 
 // Bytes writes a number of bytes for a person: the exact number and the binary unit.
@@ -32,8 +33,8 @@ type Budget struct {
 
 // ParseBudget reads "512MiB", "1.5GB", "60%", "min", or "fit": what is free on this machine.
 func ParseBudget(s string) (Budget, error) {
-	bad := func() (Budget, error) {
-		return Budget{}, diag.Errorf("usage", "budget %q is no number of bytes", s).
+	bad := func(what error) (Budget, error) {
+		return Budget{}, diag.Errorf("usage", "budget %v", what).
 			WithHint("write 512MiB, 1.5GB, 60%% (of what keeping everything takes), min, or fit (what this machine has free)")
 	}
 	t := strings.TrimSpace(s)
@@ -47,26 +48,18 @@ func ParseBudget(s string) (Budget, error) {
 	case strings.HasSuffix(t, "%"):
 		f, err := strconv.ParseFloat(strings.TrimSuffix(t, "%"), 64)
 		if err != nil || !(f > 0 && f <= 100000) {
-			return bad()
+			return bad(fmt.Errorf("%q is no percentage above 0", s))
 		}
 		return Budget{Percent: f}, nil
 	}
-	units := []struct {
-		name string
-		size float64
-	}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"B", 1}}
-	size := 1.0
-	for _, u := range units {
-		if strings.HasSuffix(t, u.name) {
-			t, size = strings.TrimSpace(strings.TrimSuffix(t, u.name)), u.size
-			break
-		}
+	n, err := policy.ParseBytes(t)
+	switch {
+	case err != nil:
+		return bad(err)
+	case n == 0:
+		return bad(fmt.Errorf("%q leaves no byte", s))
 	}
-	f, err := strconv.ParseFloat(t, 64)
-	if err != nil || !(f > 0) || f*size < 1 || f*size > 1<<60 {
-		return bad()
-	}
-	return Budget{Bytes: int64(f * size)}, nil
+	return Budget{Bytes: n}, nil
 }
 
 func sortBinding(bs []Binding) {

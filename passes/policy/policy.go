@@ -8,6 +8,7 @@ package policy
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"strconv"
 	"strings"
@@ -126,7 +127,8 @@ func Load(arg string) (*Policy, error) {
 	}
 	text, err := os.ReadFile(arg)
 	if err != nil {
-		e := diag.Errorf("policy", "%q is no named policy, and no file that can be read", arg)
+		e := diag.Errorf("policy", "no named policy, and no file that can be read: %v", diag.Cause(err))
+		e.File = arg
 		if near := nearest(word, names(), 3); len(near) > 0 {
 			return nil, e.WithHint("did you mean %s? Otherwise give a file of rules", strings.Join(near, " or "))
 		}
@@ -229,7 +231,7 @@ func (p *Policy) line(w Where) error {
 func (p *Policy) rule(w Where, words []string) error {
 	r := Rule{Where: w, Must: words[0] == "must"}
 	if len(words) < 2 {
-		return bad(w, "%s what? save, recompute or offload must follow", words[0])
+		return bad(w, "%s what? save, recompute or offload must follow", words[0]).WithHint("%s save op=attention", words[0])
 	}
 	switch words[1] {
 	case "save":
@@ -263,9 +265,9 @@ func (p *Policy) rule(w Where, words []string) error {
 		case "op":
 			r.Op = val
 		case "min_bytes":
-			n, err := parseBytes(val)
+			n, err := ParseBytes(val)
 			if err != nil {
-				return bad(w, "min_bytes=%s: %v", val, err)
+				return bad(w, "min_bytes=%s: %v", val, err).WithHint("write 4096, 64KiB or 1.5MB")
 			}
 			r.MinBytes = n
 		case "every":
@@ -301,9 +303,12 @@ func (p *Policy) budget(w Where, words []string) error {
 			b.Layer = val
 			continue
 		}
-		n, err := parseBytes(word)
-		if err != nil || b.Bytes >= 0 {
-			return bad(w, "budget: %q is no number of bytes", word).WithHint("budget layer=layers.*.mlp 64MiB")
+		if b.Bytes >= 0 {
+			return bad(w, "budget: a second number of bytes, %q", word).WithHint("budget layer=layers.*.mlp 64MiB")
+		}
+		n, err := ParseBytes(word)
+		if err != nil {
+			return bad(w, "budget: %v", err).WithHint("budget layer=layers.*.mlp 64MiB")
 		}
 		b.Bytes = n
 	}
@@ -331,21 +336,28 @@ func (p *Policy) use(name string, w Where) error {
 	return nil
 }
 
-// parseBytes reads 4096, 64KiB, 1.5MB, …
-func parseBytes(s string) (int64, error) {
-	t, size := s, 1.0
+// ParseBytes reads 4096, 64KiB, 1.5MB: a whole number of bytes, or any number of a unit.
+func ParseBytes(s string) (int64, error) {
+	number, size := strings.TrimSuffix(s, "B"), 1.0
 	for _, u := range []struct {
 		name string
 		size float64
-	}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"B", 1}} {
-		if strings.HasSuffix(t, u.name) {
-			t, size = strings.TrimSuffix(t, u.name), u.size
+	}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}} {
+		if t, ok := strings.CutSuffix(s, u.name); ok {
+			number, size = t, u.size
 			break
 		}
 	}
-	f, err := strconv.ParseFloat(t, 64)
-	if err != nil || !(f >= 0) || f*size > 1<<60 {
-		return 0, fmt.Errorf("%q is no number of bytes (write 4096, 64KiB, 1.5MB)", s)
+	number = strings.TrimSpace(number)
+	if n, err := strconv.ParseInt(number, 10, 64); err == nil && size == 1 && 0 <= n && n <= 1<<60 {
+		return n, nil
+	}
+	f, err := strconv.ParseFloat(number, 64)
+	switch {
+	case err != nil || !(f >= 0) || f*size > 1<<60:
+		return 0, fmt.Errorf("%q is no number of bytes", s)
+	case size == 1 && f != math.Trunc(f):
+		return 0, fmt.Errorf("%q is no whole number of bytes", s)
 	}
 	return int64(f * size), nil
 }

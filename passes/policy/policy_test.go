@@ -460,7 +460,7 @@ func TestErrors(t *testing.T) {
 		{"must save op=a op=b", "p:2: op is given twice\n  hint: write two rules"},
 		{"must save every=0", "p:2: every=0: want K or K+OFFSET with K at least 1"},
 		{"must save every=2+2", "p:2: every=2+2: the offset is 0 … K-1"},
-		{"must save min_bytes=lots", "p:2: min_bytes=lots: \"lots\" is no number of bytes (write 4096, 64KiB, 1.5MB)"},
+		{"must save min_bytes=lots", "p:2: min_bytes=lots: \"lots\" is no number of bytes\n  hint: write 4096, 64KiB or 1.5MB"},
 		{"use", "p:2: use takes one name"},
 		{"use fulll", "p:2: no named policy \"fulll\"\n  hint: did you mean full?"},
 		{"use full:3", "p:2: it takes no parameters, \"3\" was given"},
@@ -470,6 +470,9 @@ func TestErrors(t *testing.T) {
 		{"use save_and_offload_only_these_names:a;a", "p:2: \"a\" is in both lists"},
 		{"use save_from_both_policies:full", "p:2: it takes two policies, separated by a comma, not \"full\""},
 		{"budget layer=x", "p:2: budget needs layer=PATTERN and a number of bytes"},
+		{"budget layer=x 1.5", "p:2: budget: \"1.5\" is no whole number of bytes"},
+		{"budget layer=x 1 2", "p:2: budget: a second number of bytes, \"2\""},
+		{"must save min_bytes=0.5B", "p:2: min_bytes=0.5B: \"0.5B\" is no whole number of bytes"},
 		{"budget layer=x many", "p:2: budget: \"many\" is no number of bytes"},
 		{"allow-recompute", "p:2: allow-recompute needs the layers by name"},
 		{"allow-recompute op=x", "p:2: allow-recompute: \"op=x\" is not layer=PATTERN"},
@@ -511,7 +514,7 @@ func TestErrors(t *testing.T) {
 	require.Len(t, rep.Warnings, 2)
 	require.Contains(t, rep.Warnings[0], "--rule:1: rule \"must save op=matmull\" matches nothing")
 	_, err = policy.Load("dots_savable")
-	require.EqualError(t, err, "\"dots_savable\" is no named policy, and no file that can be read\n  hint: did you mean dots_saveable? Otherwise give a file of rules")
+	require.EqualError(t, err, "dots_savable: no named policy, and no file that can be read: no such file or directory\n  hint: did you mean dots_saveable? Otherwise give a file of rules")
 	_, err = load(t, "").With("must save op=x\nmust save op=y")
 	require.ErrorContains(t, err, "a rule is one line")
 	// A model without lists of layers has nothing that uniform could cut.

@@ -236,7 +236,7 @@ func install(data []byte, path string, mode os.FileMode) (err error) {
 		if errors.As(err, &p) {
 			err = p.Err
 		}
-		return &Error{Code: "io", Message: fmt.Sprintf("cannot write %s: %v", path, err)}
+		return &Error{Code: "io", Message: fmt.Sprintf("cannot write %s: %v", path, err), Hint: "give a path in a directory that exists and may be written, with room on its disk"}
 	}
 	if at, err := os.Stat(path); err == nil && !at.Mode().IsRegular() {
 		if at.IsDir() {

@@ -143,9 +143,22 @@ func bits(ls []line) []string {
 	return append(s, ls[len(ls)-1].Hash)
 }
 
-// fails wants status 1, this message and hint, as text and as JSON.
+// ways are the hints of errors that name no way out of their own, by code.
+func ways(code string) string {
+	return map[string]string{
+		"memory":     "free some memory, or run on fewer threads",
+		"data":       "--describe lists the model's inputs, with their types and shapes",
+		"checkpoint": "give a file that this program has saved, undamaged",
+		"io":         "give a path in a directory that exists and may be written, with room on its disk",
+	}[code]
+}
+
+// fails wants status 1, this message and hint ("": that of its code), as text and as JSON.
 func (p program) fails(code, message, hint string, args ...string) {
 	p.t.Helper()
+	if hint == "" {
+		hint = ways(code)
+	}
 	r := p.run(args...)
 	require.Equal(p.t, 1, r.status, "%s%s", r.stdout, r.stderr)
 	want := filepath.Base(p.path) + ": error: " + message + "\n"
