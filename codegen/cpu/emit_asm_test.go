@@ -84,11 +84,11 @@ func TestInPlace(t *testing.T) {
 		}
 		ks := []*kern.Kernel{samples.Map("gelu", 5001, dtype.F32, samples.Gelu), samples.Softmax(3, 200, 0.2), samples.Dropout(2048, 4)}
 		u := NewUnit(target)
-		var symbols []string
+		var ls []Launch
 		for _, k := range ks {
 			l, err := u.Kernel(k)
 			require.NoError(t, err)
-			symbols = append(symbols, l.Symbol)
+			ls = append(ls, l)
 		}
 		objects, err := u.Compile(t.Context(), t.TempDir())
 		require.NoError(t, err)
@@ -107,8 +107,9 @@ func TestInPlace(t *testing.T) {
 			}
 			require.NoError(t, kern.Run(k, want, 0, k.Tiles))
 			args[y] = args[x]
+			args = append(args, unsafe.Pointer(unsafe.SliceData(ls[i].Own)))
 			var f emitFunc
-			purego.RegisterLibFunc(&f, lib, symbols[i])
+			purego.RegisterLibFunc(&f, lib, ls[i].Symbol)
 			scratch := make([]byte, 4096)
 			f(unsafe.Pointer(&args[0]), 0, k.Tiles, unsafe.Pointer(&scratch[0]))
 			require.NoError(t, emitSame(dtype.F32, c.bufs[x], want[y]), k.Name)

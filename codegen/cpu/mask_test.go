@@ -53,7 +53,7 @@ func TestP008(t *testing.T) {
 		_, scratch := emitGuarded(make([]byte, ScratchBytes))
 		for _, threads := range []int64{1, 3, 16} {
 			_, y := emitGuarded(make([]byte, 4*n))
-			args := []unsafe.Pointer{unsafe.Pointer(&keys[0]), unsafe.Pointer(&x[0]), unsafe.Pointer(&y[0])}
+			args := []unsafe.Pointer{unsafe.Pointer(&keys[0]), unsafe.Pointer(&x[0]), unsafe.Pointer(&y[0]), unsafe.Pointer(unsafe.SliceData(l.Own))}
 			for w := threads - 1; w >= 0; w-- {
 				if lo, hi := w*l.Tiles/threads, (w+1)*l.Tiles/threads; lo < hi {
 					f(unsafe.Pointer(&args[0]), lo, hi, unsafe.Pointer(&scratch[0]))
