@@ -1,6 +1,7 @@
 package ir
 
 import (
+	"bytes"
 	"encoding/hex"
 	"fmt"
 	"math"
@@ -222,12 +223,8 @@ func tensorText(t *tensor.Tensor) string {
 }
 
 func isSplat(t *tensor.Tensor) bool {
-	for i := int64(1); i < t.Len(); i++ {
-		if t.Bits(i) != t.Bits(0) {
-			return false
-		}
-	}
-	return true
+	n := t.DType.Size()
+	return t.Len() == 0 || bytes.Equal(t.Data[n:], t.Data[:int64(len(t.Data))-n]) // each is as the one before
 }
 
 // elemText is a decimal that reads back to the same bits, or the bits in hexadecimal.
