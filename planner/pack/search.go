@@ -1,6 +1,9 @@
 package pack
 
-import "sort"
+import (
+	"slices"
+	"sort"
+)
 
 // Options steer Search.
 type Options struct {
@@ -139,9 +142,10 @@ type searcher struct {
 	lo, hi  []int32
 	floor   []int64   // by section: end of the highest block placed
 	rest    []int64   // by section: bytes of blocks not placed yet
-	least   []int64   // by section: lowest offset that a block not placed yet can have; cap if there is none
+	most    []int64   // by group of sections: the most of rest
+	least   []int64   // by section: lowest offset, at or above that of the block placed last, that one left can have; cap if there is none
 	in      [][]int32 // by section: its blocks
-	placed  []bool
+	open    []int64 // by block: off until it is placed, closed from then on
 	stale   []int32 // by section: scratch of place, the number of the last placement that changed it
 	count   int32   // of placements
 	off     []int64 // by block: lowest offset it can have; final once placed
@@ -185,6 +189,12 @@ func (s *searcher) near(cap int64) bool {
 	return a != nil && 3*a.reach >= 2*len(s.items)
 }
 
+// closed is above all offsets.
+const closed = 1 << 62
+
+// group is the number of sections that are looked at together.
+const group = 32
+
 // placement is an entry of the undo log: a block, and how long the other two
 // logs were before it.
 type placement struct {
@@ -214,10 +224,11 @@ func newSearcher(items []Item) *searcher {
 	k := len(times)
 	s.floor = make([]int64, k)
 	s.rest = make([]int64, k)
+	s.most = make([]int64, k/group+1)
 	s.least = make([]int64, k)
 	s.in = make([][]int32, k)
 	s.stale = make([]int32, k)
-	s.placed = make([]bool, n)
+	s.open = make([]int64, n)
 	for i, it := range items {
 		if it.Size == 0 {
 			continue
@@ -311,10 +322,16 @@ func (s *searcher) reset(all []int32, score []float64) {
 		s.floor[k], s.rest[k], s.least[k] = 0, 0, 0
 	}
 	for _, i := range all {
-		s.off[i], s.placed[i] = 0, false
+		s.off[i], s.open[i] = 0, 0
 		for k := s.lo[i]; k <= s.hi[i]; k++ {
 			s.rest[k] += s.items[i].Size
 		}
+	}
+	for k, r := range s.rest {
+		if k%group == 0 {
+			s.most[k/group] = 0
+		}
+		s.most[k/group] = max(s.most[k/group], r)
 	}
 	s.log, s.undoO, s.undoF, s.undoL = s.log[:0], s.undoO[:0], s.undoF[:0], s.undoL[:0]
 	s.deepest, s.jumped = 0, false
@@ -502,38 +519,58 @@ func (s *searcher) part(blocks []int32, last int64, latest int32) bool {
 // its part can still fit.
 func (s *searcher) place(c int32, blocks []int32, from, to int32) bool {
 	s.log = append(s.log, placement{c, len(s.undoO), len(s.undoF), len(s.undoL)})
-	s.placed[c] = true
+	s.open[c] = closed
 	at := s.off[c]
 	top := at + s.items[c].Size
-	for k := s.lo[c]; k <= s.hi[c]; k++ {
+	lo, hi := s.lo[c], s.hi[c]
+	for k := lo; k <= hi; k++ {
 		s.undoF = append(s.undoF, s.floor[k])
 		s.floor[k] = top
 		s.rest[k] -= s.items[c].Size
 	}
+	for g := lo / group; g <= hi/group; g++ {
+		s.most[g] = slices.Max(s.rest[g*group : min((g+1)*group, int32(len(s.rest)))])
+	}
 	if top > s.cap {
-		s.failLo, s.failHi = s.lo[c], s.hi[c]
+		s.failLo, s.failHi = lo, hi
 		return false
 	}
-	for k := from; k <= to; k++ {
-		if r := s.rest[k]; r > 0 && max(s.floor[k], at)+r > s.cap {
-			s.blameOn(k)
-			if s.floor[k] < at {
-				s.failLo, s.failHi = 0, 1<<30
-			}
-			return false
-		}
+	// What is left of a section lies above its floor, and at or above the offset of c. Under the floors that c does not
+	// change it had room before.
+	k := s.crowded(from, lo-1, s.cap-at)
+	if k < 0 {
+		k = s.crowded(lo, hi, s.cap-top)
 	}
+	if k < 0 {
+		k = s.crowded(hi+1, to, s.cap-at)
+	}
+	if k >= 0 {
+		s.blameOn(k)
+		if s.floor[k] < at {
+			s.failLo, s.failHi = 0, 1<<30
+		}
+		return false
+	}
+	// It also lies at or above the lowest offset that any block left there can have, which changes where a block had it
+	// that moves up or is c.
 	s.count++
+	first, last := hi+1, lo-1 // of the sections where it may have changed
+	moves := func(i int32, off int64) {
+		for k := s.lo[i]; k <= s.hi[i]; k++ {
+			if s.least[k] >= off {
+				s.stale[k] = s.count
+			}
+		}
+		first, last = min(first, s.lo[i]), max(last, s.hi[i])
+	}
 	for _, i := range blocks {
-		if i == c || s.hi[i] < s.lo[c] || s.lo[i] > s.hi[c] {
+		if i == c || s.hi[i] < lo || s.lo[i] > hi {
 			continue
 		}
 		if o := alignUp(top, s.items[i].Align); o > s.off[i] {
 			s.undoO = append(s.undoO, offChange{i, s.off[i]})
-			s.off[i] = o
-			for k := s.lo[i]; k <= s.hi[i]; k++ {
-				s.stale[k] = s.count
-			}
+			moves(i, s.off[i])
+			s.off[i], s.open[i] = o, o
 			if o+s.items[i].Size > s.cap {
 				s.blame[i]++
 				s.failLo, s.failHi = s.lo[i], s.hi[i]
@@ -541,28 +578,25 @@ func (s *searcher) place(c int32, blocks []int32, from, to int32) bool {
 			}
 		}
 	}
-	for k := s.lo[c]; k <= s.hi[c]; k++ {
-		s.stale[k] = s.count
-	}
-	// In each section what is left lies at or above the lowest offset that any
-	// block left there can have.
-	for k := from; k <= to; k++ {
-		r := s.rest[k]
-		if s.stale[k] == s.count {
-			least := s.cap
-			for _, i := range s.in[k] {
-				if !s.placed[i] {
-					least = min(least, s.off[i])
-				}
-			}
-			if least != s.least[k] {
-				s.undoL = append(s.undoL, leastChange{k, s.least[k]})
-				s.least[k] = least
+	moves(c, at)
+	for k := first; k <= last; k++ {
+		if s.stale[k] != s.count {
+			continue
+		}
+		least := s.cap
+		for _, i := range s.in[k] {
+			if least = min(least, s.open[i]); least <= at {
+				least = at // from here on, what is lower counts as this
+				break
 			}
 		}
-		if r > 0 && max(s.least[k], at)+r > s.cap {
+		if least != s.least[k] {
+			s.undoL = append(s.undoL, leastChange{k, s.least[k]})
+			s.least[k] = least
+		}
+		if r := s.rest[k]; r > 0 && max(least, at)+r > s.cap {
 			s.blameOn(k)
-			if s.least[k] <= at {
+			if least <= at {
 				s.failLo, s.failHi = 0, 1<<30
 			}
 			return false
@@ -571,11 +605,26 @@ func (s *searcher) place(c int32, blocks []int32, from, to int32) bool {
 	return true
 }
 
+// crowded is the first of the sections from … to in which more than room is left, −1 if there is none.
+func (s *searcher) crowded(from, to int32, room int64) int32 {
+	for k := from; k <= to; {
+		if k%group == 0 && s.most[k/group] <= room {
+			k += group
+			continue
+		}
+		if s.rest[k] > room {
+			return k
+		}
+		k++
+	}
+	return -1
+}
+
 // blameOn counts a failure in section k against the blocks left there.
 func (s *searcher) blameOn(k int32) {
 	s.failLo, s.failHi = k, k
 	for _, i := range s.in[k] {
-		if !s.placed[i] {
+		if s.open[i] != closed {
 			s.failLo, s.failHi = min(s.failLo, s.lo[i]), max(s.failHi, s.hi[i])
 			s.blame[i]++
 		}
@@ -588,7 +637,7 @@ func (s *searcher) rewind(n int) {
 		p := s.log[len(s.log)-1]
 		s.log = s.log[:len(s.log)-1]
 		for k := len(s.undoO) - 1; k >= p.offs; k-- {
-			s.off[s.undoO[k].block] = s.undoO[k].off
+			s.off[s.undoO[k].block], s.open[s.undoO[k].block] = s.undoO[k].off, s.undoO[k].off
 		}
 		s.undoO = s.undoO[:p.offs]
 		for k := len(s.undoL) - 1; k >= p.leasts; k-- {
@@ -596,10 +645,11 @@ func (s *searcher) rewind(n int) {
 		}
 		s.undoL = s.undoL[:p.leasts]
 		c := p.block
-		s.placed[c] = false
+		s.open[c] = s.off[c]
 		for k := s.lo[c]; k <= s.hi[c]; k++ {
 			s.floor[k] = s.undoF[p.floors+int(k-s.lo[c])]
 			s.rest[k] += s.items[c].Size
+			s.most[k/group] = max(s.most[k/group], s.rest[k])
 		}
 		s.undoF = s.undoF[:p.floors]
 	}
