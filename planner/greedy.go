@@ -601,10 +601,10 @@ func (g *greedy) closure(b, extra int32) float64 {
 			return math.Inf(1)
 		}
 		total += float64(m.bias[x])
-		for _, u := range m.ins[x] {
-			if y := m.prod[u]; !g.live[u] && g.mark[y] != g.stamp {
-				g.mark[y] = g.stamp
-				g.stack = append(g.stack, y)
+		for _, f := range m.feeds[m.feedsOf[x]:m.feedsOf[x+1]] {
+			if !g.live[f.buf] && g.mark[f.by] != g.stamp {
+				g.mark[f.by] = g.stamp
+				g.stack = append(g.stack, f.by)
 			}
 		}
 	}

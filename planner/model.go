@@ -44,6 +44,9 @@ type model struct {
 
 	ins  [][]int32 // by node: buffers read, without repeats
 	outs [][]int32 // by node: buffers allocated
+	// ins once more, as one list: that of node x is feeds[feedsOf[x]:feedsOf[x+1]]. Walks over what is made of what go this way.
+	feeds   []feed
+	feedsOf []int32
 	pair [][]reuse // by node: optional in-place reuse, in order of preference
 
 	ctrl  [][]int32 // by node: nodes that must have run before (their only instance)
@@ -68,6 +71,9 @@ type model struct {
 }
 
 type reuse struct{ in, out int32 }
+
+// feed is a buffer that a node reads, and the node that makes it.
+type feed struct{ buf, by int32 }
 
 // newModel compiles p, which must be valid.
 func newModel(p *Problem) *model {
@@ -250,6 +256,13 @@ func newModel(p *Problem) *model {
 			}
 		}
 	}
+	for _, ins := range m.ins {
+		m.feedsOf = append(m.feedsOf, int32(len(m.feeds)))
+		for _, b := range ins {
+			m.feeds = append(m.feeds, feed{b, m.prod[b]})
+		}
+	}
+	m.feedsOf = append(m.feedsOf, int32(len(m.feeds)))
 	m.addConstraints(prod, order)
 	m.findDeadViews(prod, order)
 	m.tolls()

@@ -667,6 +667,9 @@ func (t *maxTree) excessAt(k int, limit int64) int64 {
 		return t.top[k] - limit
 	}
 	limit -= t.lazy[k]
+	if 2*k >= t.n { // over leaves
+		return max(t.top[2*k]-limit, 0) + max(t.top[2*k+1]-limit, 0)
+	}
 	return t.excessAt(2*k, limit) + t.excessAt(2*k+1, limit)
 }
 
