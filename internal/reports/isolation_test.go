@@ -179,6 +179,15 @@ func TestP103(t *testing.T) {
 		assert.Equal(t, want.Plan().Order, planned(t, of(loaded, true), s.Options).Plan().Order)
 		assert.Equal(t, want.Plan().Order, planned(t, of(m.Module.Clone(), true), s.Options).Plan().Order)
 	}
+	// Names of values, and what the model pins, are marks of the text too.
+	named := ab(t)
+	loaded, err = ir.Parse(ops.Table(), "named.ir", named.Module.String())
+	require.NoError(t, err)
+	for _, line := range []string{"save_only_these_names:A", "save_anything_except_these_names:B"} {
+		want := planned(t, named, under(t, line).Options)
+		assert.Positive(t, want.Report.Recomputed)
+		assert.Equal(t, want.Plan().Order, planned(t, of(loaded, true), under(t, line).Options).Plan().Order)
+	}
 	// The layer as a function that is called: the paths inside stay.
 	called, err := ir.Parse(ops.Table(), "called.ir", `module "called"
 func @block(%x: f32[64,32], %w: f32[32,32]) -> (y) {

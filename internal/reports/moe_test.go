@@ -18,6 +18,7 @@ import (
 	"reprise/ir"
 	"reprise/ir/dtype"
 	"reprise/ir/ops"
+	"reprise/ir/tensor"
 	"reprise/planner"
 	"reprise/runtime"
 )
@@ -108,24 +109,25 @@ func TestP075(t *testing.T) {
 	const T, d, E = 64, 16, 4
 	m := moe(t, 1, T, E, 1, d)
 	all, least := run(t, m, setup{}), run(t, m, smallest())
-	// Router weights that send all tokens to one expert, none to another, one to a third.
+	// Router weights that send all tokens to one expert, none to another, one to a third: the feature that
+	// expert 1 looks at is of another sign in the first token than in all others.
 	x := all.input(m.Module.Func("step").Param("x"), 0)
+	for r := range T {
+		x.F32()[r*d] = -1
+	}
+	x.F32()[0] = 1
+	for _, o := range []*outcome{all, least} {
+		o.given = map[string]*tensor.Tensor{"x": x}
+	}
 	router := func(kind string) []byte {
 		w := make([]byte, 4*d*E)
 		set := func(r, c int, v float32) { binary.LittleEndian.PutUint32(w[4*(r*E+c):], math.Float32bits(v)) }
 		switch kind {
 		case "ties": // all scores equal: the lower index wins
 		case "one token elsewhere":
-			// Expert 1 likes what is greatest in the first token along its first feature.
-			best, at := float32(-1), 0
-			for c := range d {
-				if v := x.F32()[c]; v > best {
-					best, at = v, c
-				}
-			}
-			set(at, 1, 1)
+			set(0, 1, 1)
 		case "split":
-			set(0, 2, 1)
+			set(1, 2, 1)
 		}
 		return w
 	}
@@ -148,7 +150,7 @@ func TestP075(t *testing.T) {
 		}
 		same(t, got[0], got[1])
 	}
-	assert.True(t, seen[0] && seen[T], "counts seen: %v", seen)
+	assert.True(t, seen[0] && seen[1] && seen[T], "counts seen: %v", seen)
 	// Without a bound there is no program: every size is part of a type.
 	_, err := ir.Parse(ops.Table(), "open.ir", `module "open"
 func @step(%x: f32[?,16] {role="input"}) -> (y) {

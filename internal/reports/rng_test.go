@@ -2,8 +2,10 @@ package reports
 
 import (
 	"context"
+	"debug/elf"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -58,8 +60,22 @@ func TestP003(t *testing.T) {
 	all, least := exact(t, m)
 	half := run(t, m, atBudget(max(least.p.Report.ArenaBytes, all.p.Report.ArenaBytes/2)))
 	same(t, all.steps, half.steps)
+	full := run(t, m, under(t, "full"))
+	same(t, all.steps, full.steps)
 	require.NotEmpty(t, least.clones())
-	for _, o := range []*outcome{all, least, half} {
+	require.NotEmpty(t, full.clones())
+	for _, o := range []*outcome{all, least, half, full} {
+		lib, err := elf.Open(o.lib)
+		require.NoError(t, err)
+		symbols, err := lib.Symbols()
+		require.NoError(t, err)
+		require.NotEmpty(t, symbols)
+		for _, s := range symbols {
+			for _, word := range []string{"rng", "random", "seed_state", "philox_state"} {
+				assert.NotContains(t, strings.ToLower(s.Name), word, "code that keeps a generator's state")
+			}
+		}
+		require.NoError(t, lib.Close())
 		for _, st := range o.steps {
 			assert.Equal(t, zeros(st["y"]), zeros(st["grad.w"]), "the mask of backward is that of forward")
 			assert.Contains(t, zeros(st["y"]), true)
