@@ -383,9 +383,14 @@ func (s *search) prove() {
 	if !s.on(solverProof) || s.best == nil || !provable(s.m) || s.key != s.cost || len(s.m.must) > 0 {
 		return
 	}
-	if s.m.n > 24 && s.cost-s.lower > s.m.base/200 {
+	short := s.m.n <= 24 || s.m.shortChain()
+	if !short && s.cost-s.lower > s.m.base/200 {
 		return // as it would be here
 	}
+	if s.best != nil && s.cost == s.tried {
+		return // and nothing has changed
+	}
+	s.tried = s.cost
 	m := s.m
 	// The cuts with the best bounds.
 	type candidate struct {
@@ -413,11 +418,11 @@ func (s *search) prove() {
 	}
 	count := 0
 	again.each(func(int32) { count++ })
-	if count > setLimit/4 {
+	if count > setLimit/4 && !short {
 		return // too much is left to run again
 	}
 	pr := newProver(m, s.opt.Budget, s.cost, again)
-	seq, known := pr.run(proofWork, s.stopped)
+	seq, known := pr.run(min(proofWork, 25*s.allowance()+proofWork/10), s.stopped)
 	s.steps += pr.looked / 64
 	if !known {
 		return
@@ -427,6 +432,22 @@ func (s *search) prove() {
 	}
 	s.lower, s.proof = s.cost, ProofExact
 	s.report("exact")
+}
+
+// shortChain reports whether most nodes of a problem of up to 64 are stages of a chain: hardly more than the place in
+// it and what is kept makes a state then.
+func (m *model) shortChain() bool {
+	if m.n > 64 {
+		return false
+	}
+	for k := 1; k < m.n; k++ {
+		for _, early := range []bool{false, true} {
+			if r := newRotor(m, k, early); r != nil && 4*len(r.stages) >= m.n {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // proofWork bounds the work of a prover, and so its memory.

@@ -3,6 +3,7 @@ package planner
 import (
 	"errors"
 	"math/rand/v2"
+	"os"
 	"testing"
 )
 
@@ -77,4 +78,38 @@ func TestRotor(t *testing.T) {
 	if _, err := PlanBaseline(t.Context(), simpleProblem(rand.New(rand.NewPCG(1, 1)), 30), "rotor", 100, -1); !errors.Is(err, ErrNoChain) {
 		t.Errorf("a graph that is no chain: %v", err)
 	}
+}
+
+// TestChains holds the portfolio without its exhaustive search against that on short chains: the programme, and the
+// proof by search over states, find and prove every optimum, also where no plan is made of stages, and no plan where
+// there is none.
+func TestChains(t *testing.T) {
+	seeds := uint64(80)
+	if os.Getenv("REPRISE_LONG") != "" {
+		seeds = 240
+	}
+	optima := 0
+	for seed := uint64(0); seed < seeds; seed++ {
+		rng := rand.New(rand.NewPCG(seed, 15))
+		p := chainProblem(rng, 3+rng.IntN(3), int(seed%4))
+		low, high := newModel(p).footprint(), SaveAll(p).PeakBytes
+		for budget := low; budget <= high; budget += max(1, (high-low)/4) {
+			seq, opt, known := exact(newModel(p), budget, 1<<20, never0)
+			if !known {
+				t.Fatal("the exhaustive search gave up")
+			}
+			plan, err := Solve(t.Context(), p, Options{Budget: budget, Steps: 500, Without: []string{"exhaustive"}})
+			var inf *InfeasibleError
+			switch {
+			case errors.As(err, &inf) && seq == nil:
+			case err != nil:
+				t.Errorf("seed %d budget %d: the optimum is %d: %v", seed, budget, opt, err)
+			case seq == nil || plan.Cost != opt || plan.LowerBound != opt:
+				t.Errorf("seed %d budget %d: the optimum is %d, the plan costs %d, with a bound of %d (%s)", seed, budget, opt, plan.Cost, plan.LowerBound, plan.Proof)
+			default:
+				optima++
+			}
+		}
+	}
+	t.Logf("%d optima", optima)
 }

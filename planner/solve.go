@@ -207,23 +207,25 @@ func MinBudgetOptions(ctx context.Context, p *Problem, opt Options) (*Plan, erro
 
 // search is one call of Solve.
 type search struct {
-	ctx    context.Context
-	p      *Problem
-	m      *model
-	opt    Options
-	start  time.Time
-	sim    *simulator
-	orders [][]int32 // orders of first runs to start from
-	best   []int32
-	cost   int64 // of best
-	key    int64 // of best, as policies weigh it
-	solver string
-	lower  int64
-	proof  string
-	steps  int64
-	kin    *kin
-	swept  sweepResult
-	hard   bool // constructive solvers and bound are far apart
+	ctx     context.Context
+	p       *Problem
+	m       *model
+	opt     Options
+	start   time.Time
+	sim     *simulator
+	orders  [][]int32 // orders of first runs to start from
+	best    []int32
+	cost    int64 // of best
+	key     int64 // of best, as policies weigh it
+	solver  string
+	lower   int64
+	proof   string
+	steps   int64
+	kin     *kin
+	swept   sweepResult
+	tried   int64 // cost of the plan that a proof was tried for
+	chained bool  // the problem is a chain
+	hard    bool  // constructive solvers and bound are far apart
 
 	before     []int32 // best before annealing of an array, which may lead into another valley
 	beforeCost int64
@@ -273,16 +275,22 @@ func (s *search) offer(seq []int32, solver string) bool {
 	if !ok || peak > s.opt.Budget {
 		return false
 	}
-	key := s.m.views // cost as policies weigh it
-	for _, x := range seq {
-		key += s.m.bias[x]
-	}
+	key := s.m.weigh(seq)
 	if s.best != nil && key >= s.key {
 		return false
 	}
 	s.best, s.cost, s.key, s.solver = append([]int32{}, seq...), cost, key, solver
 	s.report(solver)
 	return true
+}
+
+// weigh is what seq costs as policies weigh it.
+func (m *model) weigh(seq []int32) int64 {
+	sum := m.views
+	for _, x := range seq {
+		sum += m.bias[x]
+	}
+	return sum
 }
 
 // again gives nodes that must run twice, and do not, a second run right before
@@ -434,9 +442,13 @@ func (s *search) attempt() {
 			return
 		}
 		if rep, err := s.opt.check(s.p, &Plan{Order: s.m.emit(seq)}, s.opt.Budget); err == nil {
-			s.best, s.cost, s.solver = seq, rep.Cost, "min-budget"
+			s.best, s.cost, s.key, s.solver = seq, rep.Cost, s.m.weigh(seq), "min-budget"
 			s.anneal()
 		}
+	}
+	s.prove() // the best plan may be another one than before
+	if s.done() {
+		return
 	}
 	s.path()
 }
