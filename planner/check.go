@@ -177,7 +177,7 @@ type reuseSite struct{ pos, in, out int }
 
 func newReplay(p *Problem, order []int) *replay {
 	n := len(p.Values)
-	r := &replay{p: p, order: order, rootOf: make([]int, n), inside: make([][]int, n), bytes: make([]int64, n), isRes: make([]bool, n),
+	r := &replay{p: p, order: order, inst: make([]storageInstance, 0, n+len(order)), rootOf: make([]int, n), inside: make([][]int, n), bytes: make([]int64, n), isRes: make([]bool, n),
 		now: make([]int, n), gone: make([]int, n), runs: make([]int, len(p.Ops))}
 	// Storages by naming each after its smallest value, until stable.
 	byID := make(map[int]int)
@@ -314,7 +314,6 @@ func (r *replay) run() *Violation {
 func (r *replay) produce(pos, i int) {
 	p := r.p
 	o := &p.Ops[i]
-	fresh := make(map[int]int) // storage opened by this op: instance
 	place := make([]int, len(o.Outputs))
 	for k, out := range o.Outputs {
 		root := r.rootOf[out]
@@ -325,14 +324,14 @@ func (r *replay) produce(pos, i int) {
 				break
 			}
 		}
-		if place[k] < 0 {
-			id, ok := fresh[root]
-			if !ok {
-				id = len(r.inst)
-				fresh[root] = id
-				r.inst = append(r.inst, storageInstance{value: out, bytes: r.bytes[root], start: pos, last: pos, mergedTo: -1, takenAt: -1})
+		for j := 0; j < k && place[k] < 0; j++ { // opened by this op for another output
+			if r.rootOf[o.Outputs[j]] == root {
+				place[k] = place[j]
 			}
-			place[k] = id
+		}
+		if place[k] < 0 {
+			place[k] = len(r.inst)
+			r.inst = append(r.inst, storageInstance{value: out, bytes: r.bytes[root], start: pos, last: pos, mergedTo: -1, takenAt: -1})
 		}
 	}
 	// Overwriting pairs destroy what else is visible in those bytes.
