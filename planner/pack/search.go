@@ -14,7 +14,8 @@ type Options struct {
 
 // Search returns the best layout that it finds. It first runs Pack's rules and
 // then, if those leave a gap to the lower bound, searches for layouts under a
-// target, which moves. Searches are depth first in the manner of MiniMalloc
+// target, which moves. It does so with coarser problems, in which blocks that fill a
+// rectangle are glued together, and with the given one. Searches are depth first in the manner of MiniMalloc
 // (Moffitt, ASPLOS 2023): blocks are placed in order of offset, each as low as
 // it can go; a branch ends where what is left in some section of time no longer
 // fits under the target, or where a block would leave a hole that another block
@@ -31,18 +32,8 @@ func Search(items []Item, opt Options) (Result, error) {
 		opt.Steps = 2_000_000
 	}
 	steps := opt.Steps
-	s := newSearcher(items)
-	s.stop = opt.Stop
 	grain := grain(items)
 	low := (res.LowerBound + grain - 1) / grain * grain // no layout is smaller
-	climb := func(target, share int64) bool {
-		off, used, none := s.climb(target, min(share, steps))
-		steps -= used
-		if none {
-			low = max(low, target+grain)
-		}
-		return res.take(items, off)
-	}
 	done := func() bool {
 		return steps <= 0 || res.Arena <= max(low, opt.Room) || opt.Stop != nil && opt.Stop()
 	}
@@ -50,27 +41,49 @@ func Search(items []Item, opt Options) (Result, error) {
 	below := func(part int64) int64 { // the goal, or that part of the way to it
 		return max(goal(), (res.Arena-(res.Arena-goal()+part-1)/part)/grain*grain)
 	}
-	// The goal first: reaching it ends the search; more is spent on it where most blocks found a place. Then down
-	// from the layout at hand by a quarter of what is left to gain at a time, which is cheap until it fails. Then
-	// three things in turn: half of what is left to gain, breadth first; the goal, with more of the same; a part
+	views := views(items, opt.Stop)
+	climb := func(v *view, target, share int64) bool {
+		off, used, none := v.climb(target, min(share, steps))
+		steps -= used
+		if none && v.glued.parts == nil {
+			low = max(low, target+grain)
+		}
+		return res.take(items, v.layout(off))
+	}
+	// The goal first: reaching it ends the search. A few blocks are all tried as they are.
+	fine := views[len(views)-1]
+	if len(items) <= small && !done() {
+		climb(fine, goal(), opt.Steps/8)
+	}
+	for _, v := range views {
+		share := opt.Steps / 32
+		if v == fine {
+			share = max(4*share, min(16*share, v.easy()))
+		}
+		if !done() && !climb(v, goal(), share) && v.near(goal()) && !done() {
+			climb(v, goal(), 4*share)
+		}
+	}
+	// Then down from the layout at hand by a quarter of what is left to gain at a time, which is cheap until it fails.
+	for _, v := range views {
+		for share := max(opt.Steps/16, 4*shortLimit*int64(len(v.items))); !done() && climb(v, below(4), share); {
+		}
+	}
+	// Then three things in turn: half of what is left to gain, breadth first; the goal, with more of the same; a part
 	// of what is left to gain, which shrinks while nothing comes of it.
-	if !done() && !climb(goal(), max(opt.Steps/8, min(opt.Steps/2, s.easy()))) && s.near(goal()) && !done() {
-		climb(goal(), opt.Steps/2)
-	}
-	for share := max(opt.Steps/16, 4*shortLimit*int64(len(items))); !done() && climb(below(4), share); {
-	}
 	for part, round := int64(2), 0; !done(); round++ {
+		v := views[round/3%len(views)]
 		switch round % 3 {
 		case 0:
-			off, used := s.broad(below(part), steps, noise*float64(min(round, 1)))
+			off, used := v.broad(below(part), steps, noise*float64(min(round/3/len(views), 1)))
 			steps -= used
-			res.take(items, off)
+			res.take(items, v.layout(off))
 		case 1:
-			if s.near(goal()) {
-				climb(goal(), opt.Steps/4)
+			if v.near(goal()) {
+				climb(v, goal(), opt.Steps/4)
 			}
 		case 2:
-			if part++; climb(below(part), opt.Steps/8) {
+			if part++; climb(v, below(part), opt.Steps/8) {
 				part = 2
 			}
 		}
@@ -78,6 +91,43 @@ func Search(items []Item, opt Options) (Result, error) {
 	res.LowerBound = max(res.LowerBound, min(low, res.Arena))
 	res.Proven = res.Arena == res.LowerBound
 	return res, nil
+}
+
+// view is a search of the given problem or of a coarser one.
+type view struct {
+	*searcher
+	glued coarse // without parts: the given problem
+	n     int    // given blocks
+}
+
+// layout is the layout of the given blocks that one of the view's stands for.
+func (v *view) layout(off []int64) []int64 {
+	if off == nil || v.glued.parts == nil {
+		return off
+	}
+	return v.glued.expand(v.n, off)
+}
+
+// views lists coarser problems, the coarsest first, and as the last the given one.
+func views(items []Item, stop func() bool) []*view {
+	sizes := make([]int64, len(items))
+	for i, it := range items {
+		sizes[i] = it.Size
+	}
+	slices.Sort(sizes)
+	var list []*view
+	last := 0
+	for _, c := range []coarse{coarsen(items, 0, false), coarsen(items, 0, true), coarsen(items, sizes[len(sizes)/2], true)} {
+		if n := len(c.items); n < len(items) && n != last {
+			list = append(list, &view{newSearcher(c.items), c, len(items)})
+			last = n
+		}
+	}
+	list = append(list, &view{searcher: newSearcher(items), n: len(items)})
+	for _, v := range list {
+		v.stop = stop
+	}
+	return list
 }
 
 // take keeps a layout if it is smaller than what res has, and says whether it is one at all.
