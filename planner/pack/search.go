@@ -55,19 +55,24 @@ func Search(items []Item, opt Options) (Result, error) {
 	if len(items) <= small && !done() {
 		climb(fine, goal(), opt.Steps/8)
 	}
-	for _, v := range views {
-		share := opt.Steps / 32
-		if v == fine {
-			share = max(4*share, min(16*share, v.easy()))
-		}
-		if !done() && !climb(v, goal(), share) && v.near(goal()) && !done() {
-			climb(v, goal(), 4*share)
+	descend := func(v *view, share int64) {
+		for share = max(share, 4*shortLimit*int64(len(v.items))); !done() && climb(v, below(4), share); {
 		}
 	}
-	// Then down from the layout at hand by a quarter of what is left to gain at a time, which is cheap until it fails.
-	for _, v := range views {
-		for share := max(opt.Steps/16, 4*shortLimit*int64(len(v.items))); !done() && climb(v, below(4), share); {
+	for _, v := range views[:len(views)-1] {
+		if !done() {
+			climb(v, goal(), opt.Steps/32)
 		}
+	}
+	// A quarter of what is left to gain at a time is cheap until it fails.
+	for _, v := range views[:len(views)-1] {
+		descend(v, opt.Steps/64)
+	}
+	if !done() && !climb(fine, goal(), max(opt.Steps/8, min(opt.Steps/2, fine.easy()))) && fine.near(goal()) && !done() {
+		climb(fine, goal(), opt.Steps/4)
+	}
+	for _, v := range views {
+		descend(v, opt.Steps/16)
 	}
 	// Then three things in turn: half of what is left to gain, breadth first; the goal, with more of the same; a part
 	// of what is left to gain, which shrinks while nothing comes of it.
