@@ -7,7 +7,7 @@ import (
 
 // Options steer Search.
 type Options struct {
-	Steps int64       // placements to try; 0 is 2,000,000
+	Steps int64       // placements to try; 0 is 1,000,000
 	Room  int64       // an arena of this size is small enough; 0: the smallest
 	Stop  func() bool // asked now and then; nil never stops
 }
@@ -29,7 +29,7 @@ func Search(items []Item, opt Options) (Result, error) {
 		return res, err
 	}
 	if opt.Steps == 0 {
-		opt.Steps = 2_000_000
+		opt.Steps = 1_000_000
 	}
 	steps := opt.Steps
 	grain := grain(items)
