@@ -141,8 +141,52 @@ func solveOffload(ctx context.Context, p *Problem, opt Options) (*Plan, error) {
 		}
 		best.BudgetBytes, best.Steps, best.Seed = max(opt.Budget, 0), steps, opt.Seed
 	}
+	if lower := offloadBound(ctx, p, q, budget); lower > best.LowerBound {
+		best.LowerBound, best.Proof = lower, ProofCut
+		best.finish()
+	}
 	best.Seconds = time.Since(start).Seconds()
 	return best, nil
+}
+
+// offloadBound returns a lower bound on the cost of plans of p within a budget; q is p without its link. At the first
+// run of any op, what is needed later is in memory, is made again, or is away. For any number of bytes y, either at most
+// y bytes are away then, and the plan costs what the cut says of a budget that is larger by y, or more are, and the link
+// has taken them out before and brings them back after: that takes time.
+func offloadBound(ctx context.Context, p, q *Problem, budget int64) int64 {
+	s := newSearch(ctx, q, Options{})
+	within := func(y int64) int64 {
+		s.lower, s.opt.Budget = s.m.base, budget+min(y, math.MaxInt64/4)
+		s.bound()
+		if !s.swept.possible {
+			return math.MaxInt64
+		}
+		return s.lower
+	}
+	beyond := func(y int64) int64 {
+		const slack = 1 - 1e-9 // of floating point
+		t := float64(y) * (1/p.Offload.BytesPerNsOut + 1/p.Offload.BytesPerNsIn) * slack
+		return int64(min(t, maxTotal))
+	}
+	host := p.Offload.HostBytes
+	lower := s.m.base
+	if l := within(host); l < math.MaxInt64 {
+		lower = max(lower, l)
+	}
+	// One falls with y and the other rises.
+	const looks = 12
+	all, _, _ := s.sim.run(s.m.order) // no more is ever away
+	for lo, hi, k := int64(0), min(host, all), 0; lo < hi && k < looks && ctx.Err() == nil; k++ {
+		y := lo + (hi-lo)/2
+		a, b := within(y), beyond(y)
+		lower = max(lower, min(a, b))
+		if a > b {
+			lo = y + 1
+		} else {
+			hi = y
+		}
+	}
+	return lower
 }
 
 // minOffload looks for the smallest peak with moves, on the order of keeping everything and on that of

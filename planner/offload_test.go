@@ -209,3 +209,48 @@ func TestTransferRules(t *testing.T) {
 		}
 	}
 }
+
+// TestOffloadBound holds the bound against the cheapest of many plans with moves: on every order with up to two
+// recomputations of small problems, and on the planner's own for towers, where it must say something.
+func TestOffloadBound(t *testing.T) {
+	above, plans := 0, 0
+	for seed := uint64(0); seed < 30; seed++ {
+		rng := rand.New(rand.NewPCG(seed, 41))
+		p := simpleProblem(rng, 3+rng.IntN(2))
+		for i := range p.Values {
+			p.Values[i].Bytes *= 8
+		}
+		p.Offload = &Offload{BytesPerNsOut: 0.1 + rng.Float64(), BytesPerNsIn: 0.1 + rng.Float64(), HostBytes: rng.Int64N(60)}
+		q := onDevice(p)
+		low, high := newModel(q).footprint(), SaveAll(q).PeakBytes
+		for _, budget := range []int64{low, (low + high) / 2, high - 1} {
+			least := int64(-1)
+			everyOrder(len(p.Ops), 2, func(order []int) {
+				if _, err := Check(q, &Plan{Order: order}, -1); err != nil {
+					return
+				}
+				if pl := moveAway(p, &Plan{Order: order}, budget); pl != nil && (least < 0 || pl.Cost < least) {
+					least = pl.Cost
+				}
+			})
+			if least < 0 {
+				continue
+			}
+			plans++
+			lower := offloadBound(t.Context(), p, q, budget)
+			require.LessOrEqual(t, lower, least, "seed %d budget %d", seed, budget)
+			if lower > SaveAll(q).BaseCost {
+				above++
+			}
+		}
+	}
+	t.Logf("%d budgets, %d bounds above the base cost", plans, above)
+	require.Greater(t, above, 2)
+
+	p := tower(12, 100, 100, &Offload{BytesPerNsOut: 0.15, BytesPerNsIn: 0.15, HostBytes: 1 << 30})
+	plan := solveAt(t, p, SaveAll(p).PeakBytes*4/10)
+	assert.Greater(t, plan.LowerBound, plan.BaseCost)
+	assert.LessOrEqual(t, plan.LowerBound, plan.Cost)
+	assert.Equal(t, ProofCut, plan.Proof)
+	t.Logf("tower: cost %d, bound %d, base %d", plan.Cost, plan.LowerBound, plan.BaseCost)
+}
