@@ -2,8 +2,13 @@ package exe_test
 
 import (
 	"math/rand/v2"
+	goruntime "runtime"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
@@ -152,4 +157,35 @@ func TestPlaceWaitsIsMinimal(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestPlaceWaitsOfMany: where nothing waits, everything stays in flight. Eight times as many launches take about eight
+// times as long, not 64 times.
+func TestPlaceWaitsOfMany(t *testing.T) {
+	goruntime.LockOSThread()
+	defer goruntime.UnlockOSThread()
+	used := func() time.Duration { // by this thread
+		const thread = 3 // CLOCK_THREAD_CPUTIME_ID
+		var ts syscall.Timespec
+		_, _, err := syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, thread, uintptr(unsafe.Pointer(&ts)), 0)
+		require.Zero(t, err)
+		return time.Duration(ts.Nano())
+	}
+	least := func(n int64) time.Duration {
+		var prog []exe.Inst
+		for i := range n {
+			prog = append(prog, fixture.Launch("k", 2, exe.Arg{Bytes: 64}, fixture.W(exe.Arg{Offset: 64 * (i + 1), Bytes: 64})))
+		}
+		best := time.Hour
+		for range 3 {
+			start := used()
+			exe.PlaceWaits(prog)
+			best = min(best, used()-start)
+		}
+		require.False(t, slices.ContainsFunc(prog, func(in exe.Inst) bool { return in.Wait }))
+		return best
+	}
+	few, many := least(3000), least(24000)
+	require.Less(t, many, 30*few, "%v for 3,000, %v for 24,000", few, many)
+	t.Logf("%v for 3,000, %v for 24,000", few, many)
 }
