@@ -1,7 +1,9 @@
 package reports
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -188,7 +190,7 @@ func typesOf(op *ir.Op) []ir.Type {
 	return out
 }
 
-// sameKernels holds every clone to the functions that its original runs, in the same order.
+// sameKernels holds every clone to the functions that its original runs, in the same order, with the same constants.
 func (o *outcome) sameKernels() {
 	o.t.Helper()
 	symbols := map[*ir.Op][]string{}
@@ -197,7 +199,13 @@ func (o *outcome) sameKernels() {
 			continue
 		}
 		for _, in := range o.p.Exe.Step[r.First : r.Last+1] {
-			symbols[r.IR] = append(symbols[r.IR], in.Symbol)
+			what := in.Symbol
+			for _, a := range in.Args {
+				if a.Const {
+					what += fmt.Sprintf(" %x", sha256.Sum256(o.p.Exe.Consts[a.Offset:a.Offset+a.Bytes]))
+				}
+			}
+			symbols[r.IR] = append(symbols[r.IR], what)
 		}
 	}
 	for _, c := range o.clones() {
