@@ -100,6 +100,9 @@ func (a *app) explainText(r compile.Report, e *compile.Explanation, values []com
 	fmt.Fprintf(a.out, "arena %s (%d bytes): %d for the whole step, %d at the peak (%s), %d unused\n", compile.Bytes(m.ArenaBytes), m.ArenaBytes,
 		m.StepResidentBytes, m.PeakBytes, peakPlace(r), m.UnusedBytes)
 	fmt.Fprint(a.out, planLines(r))
+	if r.Policy != nil && r.Policy.Active() {
+		fmt.Fprintf(a.out, "policy %s\n%s", r.Policy.Name, r.Policy)
+	}
 	fmt.Fprintf(a.out, "%d values", all)
 	if len(values) < all {
 		fmt.Fprintf(a.out, ", %d shown", len(values))

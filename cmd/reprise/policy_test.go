@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -45,6 +46,27 @@ func TestPolicyFlags(t *testing.T) {
 	code, _, errs = cli("plan", policyModel, "--train", "--policy", "none")
 	require.Zero(t, code)
 	require.Equal(t, "reprise: warning: a policy was given, and nothing is computed again\n", errs)
+
+	// The bytes of a region, used and allowed, are the same in the document, in the report and in what explains the plan.
+	budget := []string{policyModel, "--train", "--rule", "budget layer=layers.* 2KiB"}
+	var bounded struct {
+		Policy struct {
+			Rules []struct {
+				Kept    int64 `json:"kept_bytes"`
+				Allowed int64 `json:"allowed_bytes"`
+			}
+		}
+	}
+	require.NoError(t, json.Unmarshal([]byte(ok(t, append(append([]string{"plan"}, budget...), "--json")...)), &bounded))
+	rule := bounded.Policy.Rules[0]
+	require.EqualValues(t, 2048, rule.Allowed)
+	require.Positive(t, rule.Kept)
+	require.LessOrEqual(t, rule.Kept, rule.Allowed)
+	for _, command := range []string{"plan", "explain"} {
+		text := ok(t, append([]string{command}, budget...)...)
+		require.Contains(t, text, "budget layer=layers.* 2KiB: ", command)
+		require.Contains(t, text, fmt.Sprintf(", %d of 2048 bytes kept\n", rule.Kept), command)
+	}
 
 	code, _, errs = cli("plan", policyModel, "--train", "--rule", "must save op=matmul")
 	require.Equal(t, 1, code)

@@ -14,15 +14,16 @@ import (
 // candidate, in the planner and after it, the proofs on the final program, the kernels of clones) takes at most a
 // twentieth of its time.
 func TestShareOfChecks(t *testing.T) {
-	spec, budgets, steps := small()[0], []string{"90%"}, int64(sweepSteps)
+	type program struct{ spec, budget string }
+	list, steps := []program{{small()[0], "90%"}}, int64(sweepSteps)
 	if testprog.Long() {
-		spec, budgets, steps = "builtin:gpt", []string{"50%", "min"}, 0
+		list, steps = []program{{"builtin:gpt", "50%"}, {"builtin:gpt", "min"}, {"builtin:llama4", "95%"}, {"builtin:mixtral", "min"}}, 0
 	}
-	for _, b := range budgets {
-		p, err := compile.Compile(context.Background(), testprog.Load(t, spec, true), compile.Options{Budget: budget(t, b), NoMinimum: !testprog.Long(), PlanSteps: steps})
+	for _, c := range list {
+		p, err := compile.Compile(context.Background(), testprog.Load(t, c.spec, true), compile.Options{Budget: budget(t, c.budget), NoMinimum: !testprog.Long(), PlanSteps: steps})
 		require.NoError(t, err)
 		share := p.Report.CheckSeconds / p.Report.CompileSeconds
-		t.Logf("%s at %s: checks take %.3f s of %.2f s, %.2f %%", spec, b, p.Report.CheckSeconds, p.Report.CompileSeconds, 100*share)
+		t.Logf("%s at %s: checks take %.3f s of %.2f s, %.2f %%", c.spec, c.budget, p.Report.CheckSeconds, p.Report.CompileSeconds, 100*share)
 		require.Positive(t, p.Report.CheckSeconds)
 		if testprog.Long() {
 			require.LessOrEqual(t, share, 0.05)
