@@ -17,14 +17,14 @@ func TestBoundAtTheSmallestBudget(t *testing.T) {
 	raised := 0
 	for _, spec := range []string{small()[1], small()[3], small()[4]} {
 		m := testprog.Load(t, spec, true)
-		o := compile.Options{Budget: compile.Budget{Min: true}, PlanSteps: sweepSteps}
+		o := compile.Options{Budget: compile.Budget{Min: true}, PlanSteps: 1000}
 		least, err := compile.Plan(context.Background(), m, o)
 		require.NoError(t, err)
 		r := least.Report
 		require.Equal(t, r.MinBudgetBytes, r.BudgetBytes)
 		assert.LessOrEqual(t, r.LowerBoundNs, r.CostNs)
 		assert.InDelta(t, float64(r.CostNs-r.LowerBoundNs)/float64(r.BaseCostNs), r.Gap, 1e-9)
-		o = compile.Options{Budget: compile.Budget{Bytes: r.BudgetBytes + (r.SaveAllPeakBytes-r.BudgetBytes)/8}, NoMinimum: true, PlanSteps: sweepSteps}
+		o = compile.Options{Budget: compile.Budget{Bytes: r.BudgetBytes + (r.SaveAllPeakBytes-r.BudgetBytes)/8}, NoMinimum: true, PlanSteps: 1000}
 		above, err := compile.Plan(context.Background(), m, o)
 		require.NoError(t, err)
 		assert.GreaterOrEqual(t, r.LowerBoundNs, above.Report.LowerBoundNs, spec)

@@ -33,7 +33,7 @@ type Options struct {
 	Target    string // "cpu", "cpu:native", "cpu:x86-64-v3", "cpu:x86-64-v4"; "" is "cpu"
 	Budget    Budget
 	TimeLimit time.Duration // for the planner; 0: a fixed number of steps of work
-	PlanSteps int64         // for the planner, in its steps of work; 0: by the size of the problem
+	PlanSteps int64         // for the planner, in its steps of work; 0: by the size of the problem. With fewer than 1,000 layouts and the smallest program are looked for with less work too
 	// AllowRecompute opts layers out of pinning (remat.Options); the report warns of them.
 	AllowRecompute func(layer string) bool
 	// Policy says what is kept for the backward part; nil: the planner decides.

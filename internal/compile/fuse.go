@@ -286,8 +286,10 @@ func (p *planning) smallest() (*planned, error) {
 			return nil, err
 		}
 	}
-	if err := look(v, true); err != nil {
-		return nil, err
+	if !p.quick {
+		if err := look(v, true); err != nil {
+			return nil, err
+		}
 	}
 	best, err := p.realise(v, plan, 0)
 	if err != nil {

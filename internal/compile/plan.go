@@ -50,6 +50,7 @@ type planning struct {
 	alone          bool // the policy decides without a budget
 	allowUnmatched bool
 	table          *CostTable
+	quick          bool // layouts and the smallest program are not looked for with all means either
 	checks         *stopwatch
 
 	number   map[int]int            // of the module's ops, by id
@@ -76,7 +77,7 @@ func newPlanning(ctx context.Context, module *ir.Module, o Options) *planning {
 	if steps == 0 && o.TimeLimit == 0 {
 		steps = planSteps
 	}
-	return &planning{ctx: ctx, checks: o.checks, module: module, costs: newCosts(), policy: o.Policy, alone: o.Budget == Budget{}, allowUnmatched: o.AllowUnmatched, table: o.Costs,
+	return &planning{ctx: ctx, checks: o.checks, module: module, costs: newCosts(), policy: o.Policy, alone: o.Budget == Budget{}, allowUnmatched: o.AllowUnmatched, table: o.Costs, quick: o.PlanSteps > 0 && o.PlanSteps < quickSteps,
 		allow: o.AllowRecompute, number: remat.Numbers(module.Func("step")), alike: map[string]remat.Known{}, whole: &variant{},
 		opt: planner.Options{TimeLimit: o.TimeLimit, Steps: steps, Threads: runtime.GOMAXPROCS(0), Gap: planGap, Checked: o.checks.add}}
 }
@@ -85,6 +86,8 @@ const (
 	// planSteps is the work of the planner for one budget: half a second or so. A person who wants to
 	// wait for more gives a time limit.
 	planSteps = 300_000
+	// quickSteps: who asks for fewer wants any plan soon.
+	quickSteps = 1000
 	// planGap ends the search: a plan within a thousandth of the bound is as good as proven best.
 	planGap = 0.001
 )
@@ -158,7 +161,7 @@ func (p *planning) realise(v *variant, plan *planner.Plan, budget int64) (*plann
 	out.low = lowerings(out.applied.Lowered)
 	_, _, out.resident = residents(f)
 	out.frame, err = buffer.Layout(f.Body, buffer.Options{Lowered: out.low, Workspace: p.costs.Workspace, Updates: pr.InPlace, Checked: p.checks.add,
-		Room: max(budget-out.resident, 0)})
+		Room: max(budget-out.resident, 0), Quick: p.quick})
 	if err != nil {
 		return nil, err
 	}

@@ -31,6 +31,8 @@ type Options struct {
 	// Room is the number of bytes that a frame may take: one that fits is not made smaller. 0 asks for the
 	// smallest.
 	Room int64
+	// Quick looks for a small frame with a tenth of the work.
+	Quick bool
 }
 
 // searchSteps is how many placements the search for a small frame may try. One takes a time that grows with the
@@ -189,7 +191,11 @@ func Layout(b *ir.Block, opt Options) (*Frame, error) {
 		s.End = end[i]
 		items[i] = pack.Item{Start: s.Start, End: s.End, Size: s.Bytes, Align: remat.Align}
 	}
-	res, err := pack.Search(items, pack.Options{Steps: searchSteps(len(items)), Room: opt.Room})
+	steps := searchSteps(len(items))
+	if opt.Quick {
+		steps /= 10
+	}
+	res, err := pack.Search(items, pack.Options{Steps: steps, Room: opt.Room})
 	if err != nil {
 		return nil, err
 	}
