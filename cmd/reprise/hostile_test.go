@@ -222,6 +222,7 @@ func TestEveryErrorHasAWayOut(t *testing.T) {
 	dir := t.TempDir()
 	g, none := write(t, dir, "g.json", chainGraph), filepath.Join(dir, "none")
 	empty, noise := write(t, dir, "empty.json", ""), write(t, dir, "noise", "\x00\x01\x02")
+	ranks := write(t, dir, "ranks.ir", "func @step(%x: f32[8] {feed=\"normal\", role=\"input\"}) -> (y) {\n  %y = all_reduce %x {size=2} : f32[8] loc(a)\n  return %y\n}\n")
 	for _, c := range []struct {
 		code, file, says string
 		line             []string
@@ -246,6 +247,7 @@ func TestEveryErrorHasAWayOut(t *testing.T) {
 		{"plan", g, "want \"reprise.plan/1\"", []string{"check", g, g}},
 		{"io", none + "/x", "no such file", []string{"plan", g, "-o", none + "/x"}},
 		{"io", dir, "is a directory", []string{"plan", g, "-o", dir}},
+		{"unsupported", "", "2 participants", []string{"plan", ranks}},
 		{"option", "", "no open sizes", []string{"plan", tiny, "--bind", "x=3"}},
 		{"usage", "", "--emit \"foo\": want some of ir, kern, llvm, ptx, plan, dot=DIR, passes=DIR", []string{"compile", tiny, "-o", none, "--emit", "foo"}},
 		{"usage", "", "--emit is given and empty: want some of ir, kern", []string{"compile", tiny, "-o", none, "--emit", ""}},

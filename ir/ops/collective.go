@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"reprise/internal/diag"
 	"reprise/ir"
 	"reprise/ir/dtype"
 	"reprise/ir/kern"
@@ -18,7 +19,8 @@ const notAlone = "comes with the runtime of several machines; one participant: t
 // alone is an error where an op has several participants.
 func alone(op *ir.Op) error {
 	if n := op.Attrs.Int("size"); n != 1 {
-		return fmt.Errorf("%s of %d participants needs the runtime of several machines, which this version does not have", op.Name(), n)
+		return diag.Errorf("unsupported", "%s of %d participants needs the runtime of several machines, which this version does not have", op.Name(), n).
+			WithHint("call a foreign kernel of effect comm, or compile it with size=1")
 	}
 	return nil
 }
