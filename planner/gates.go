@@ -32,13 +32,17 @@ func gatePositions(p *Problem, order []int) []int {
 func (r *replay) across() []int {
 	var out []int
 	gates := gatePositions(r.p, r.order)
+	ends := make(map[int]bool) // instances of outputs, which outlive the last op, be it a gate
+	for v := range r.p.Values {
+		ends[r.now[v]] = ends[r.now[v]] || r.p.Values[v].Output
+	}
 	for k := range r.inst {
 		s := &r.inst[k]
 		if s.start < 0 {
 			continue
 		}
 		for _, g := range gates {
-			if s.start < g && g < s.last {
+			if s.start < g && (g < s.last || ends[k]) {
 				out = append(out, k)
 				break
 			}
@@ -104,8 +108,13 @@ func (m *model) tolls() {
 		return
 	}
 	m.must = nil
+	stays := make([]bool, len(m.al.size)) // by storage: it lives to the end anyway
 	for v := range m.p.Values {
-		if b := m.buf[v]; b >= 0 && m.p.Values[v].Policy == MustRecompute && !m.final[b] {
+		s := m.al.storage[v]
+		stays[s] = stays[s] || m.p.Values[v].Output || m.p.Values[v].Resident
+	}
+	for v := range m.p.Values {
+		if b := m.buf[v]; b >= 0 && m.p.Values[v].Policy == MustRecompute && !stays[m.al.storage[v]] {
 			m.toll[b] = true
 			m.tolled = true
 		}
@@ -279,11 +288,14 @@ func recomputable(p *Problem) error {
 	return nil
 }
 
-// passes reports whether some instance of buffer u is made before a gate and read behind it.
+// passes reports whether some instance of buffer u is made before a gate and read behind it, or is an output.
 func (t *timeline) passes(u int32) bool {
 	runs, reads := t.runs[t.m.prod[u]], t.reads[u]
 	for _, g := range t.m.gates {
 		border := t.slot[t.runs[g][0]]
+		if t.m.final[u] && t.slot[runs[len(runs)-1]] < border {
+			return true
+		}
 		k := t.before(reads, border+1)
 		if k == len(reads) {
 			continue

@@ -25,15 +25,17 @@ type limitNet struct {
 	costs []capEdge // id is the node
 	q     int64     // scale of costs: a price is p/q
 	maxP  int64
-	room  []int64 // by limit: its bytes less what is kept whatever is chosen
+	stays []bool  // by buffer: an output that is kept across a gate whatever is chosen
+	room  []int64 // by limit: its bytes less those
 	price []int64 // by limit
 	tilt  []int64 // by buffer: so many parts in 4096 more is its price, so that what is alike need not all be kept or lost at once; nil: none
 }
 
-// newLimitNet builds the network of the gates at the given positions. before and behind say on which side of one a node is.
-func newLimitNet(c *chooser, gates []int, before, behind func(g int, x int32) bool) *limitNet {
+// newLimitNet builds the network of the gates at the given positions. before and behind say on which side of one a node is, stays
+// which outputs are surely kept across one.
+func newLimitNet(c *chooser, gates []int, before, behind func(g int, x int32) bool, stays []bool) *limitNet {
 	m := c.m
-	n := &limitNet{c: c, net: &flowNet{nodes: 2}, price: make([]int64, len(m.limit))}
+	n := &limitNet{c: c, net: &flowNet{nodes: 2}, stays: stays, price: make([]int64, len(m.limit))}
 	node := func() int32 {
 		n.net.nodes++
 		return int32(n.net.nodes - 1)
@@ -76,8 +78,8 @@ func newLimitNet(c *chooser, gates []int, before, behind func(g int, x int32) bo
 	var most int64
 	for k, w := range m.limit {
 		room, sum := m.p.Limits[k].Bytes, int64(0)
-		for b, f := range m.final {
-			if f {
+		for b, s := range stays {
+			if s {
 				room -= w[b]
 			}
 			sum += w[b]
@@ -109,7 +111,7 @@ func (n *limitNet) at() (keep []bool, lower int64, ok bool) {
 		}
 		g.cap[e.edge] = 0
 		for k, w := range m.limit {
-			if !m.final[e.id] {
+			if !n.stays[e.id] {
 				g.cap[e.edge] += n.price[k] * w[e.id]
 				if n.tilt != nil {
 					g.cap[e.edge] += n.price[k] * w[e.id] / 4096 * n.tilt[e.id]
@@ -212,7 +214,7 @@ func (n *limitNet) cuts(seen func(keep []bool, lower int64)) {
 func (c *chooser) byPlace(back bool) *limitNet {
 	n := newLimitNet(c, c.gates,
 		func(g int, x int32) bool { return c.place[x] < g },
-		func(g int, x int32) bool { return c.place[x] > g })
+		func(g int, x int32) bool { return c.place[x] > g }, c.stays)
 	at := map[string]int64{}
 	for _, x := range c.m.order {
 		if g := c.m.p.Ops[c.m.op[x]].Group; at[g] == 0 {
@@ -237,10 +239,15 @@ func (c *chooser) bound() int64 {
 	for _, g := range c.gates {
 		k.classify(c.m.order[g])
 		kind := append([]uint8(nil), k.kind...)
-		kind[c.m.order[g]] = kinFree // what it makes itself is not made before it
+		kind[c.m.order[g]] = kinFree         // what it makes itself is not made before it
+		stays := make([]bool, len(c.m.size)) // an output that may be made behind the gate, or again, need not be
+		for b, f := range c.m.final {
+			y := c.m.prod[b]
+			stays[b] = f && c.m.once[y] && kind[y] == kinBefore
+		}
 		n := newLimitNet(c, []int{g},
 			func(_ int, x int32) bool { return kind[x] == kinBefore },
-			func(_ int, x int32) bool { return kind[x] == kinAfter })
+			func(_ int, x int32) bool { return kind[x] == kinAfter }, stays)
 		n.cuts(func(_ []bool, lower int64) { most = max(most, lower) })
 	}
 	return most

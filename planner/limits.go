@@ -117,7 +117,7 @@ type ledger struct {
 func (m *model) newLedger(t *timeline) *ledger {
 	l := &ledger{held: make([]bool, len(m.size)), used: make([]int64, len(m.limit))}
 	for b := range l.held {
-		if b := int32(b); m.weighs(b) && (m.final[b] || t.passes(b)) { // an output is counted as kept, wherever it is made
+		if b := int32(b); m.weighs(b) && t.passes(b) {
 			l.flip(m, b)
 		}
 	}
@@ -146,7 +146,7 @@ func (a *annealer) overdrawn() bool {
 	}
 	l.flipped = l.flipped[:0]
 	look := func(b int32) {
-		if !m.final[b] && m.weighs(b) && t.passes(b) != l.held[b] {
+		if m.weighs(b) && t.passes(b) != l.held[b] {
 			l.flip(m, b)
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"math"
 	"math/rand"
+	randv2 "math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -289,4 +291,64 @@ func TestLimitsHoldEverywhere(t *testing.T) {
 		}
 	}
 	require.Greater(t, planned, 15)
+}
+
+// TestLimitsOfAnyProblem: with everything in it that a problem can have, limits on any values (outputs, views, what is written over)
+// and gates anywhere, no error is a fault of the planner's own, and no bound is above the cost of any order that Check accepts.
+func TestLimitsOfAnyProblem(t *testing.T) {
+	held := 0
+	for seed := uint64(0); seed < 500; seed++ {
+		rng := randv2.New(randv2.NewPCG(seed, 91))
+		p := randomProblem(rng, 2+rng.IntN(3))
+		p.Gates = []int{rng.IntN(len(p.Ops))}
+		for range 1 + rng.IntN(2) {
+			l := Limit{Bytes: max(0, rng.Int64N(16)-4)}
+			for v := range p.Values {
+				if rng.IntN(2) == 0 {
+					l.Values = append(l.Values, v)
+				}
+			}
+			p.Limits = append(p.Limits, l)
+		}
+		if v := rng.IntN(len(p.Values)); rng.IntN(2) == 0 {
+			p.Values[v].Policy = []Policy{MustSave, MustRecompute, PreferRecompute}[rng.IntN(3)]
+		}
+		least := int64(math.MaxInt64)
+		everyOrder(len(p.Ops), 1, func(order []int) {
+			if rep, err := Check(p, &Plan{Order: order}, -1); err == nil {
+				least = min(least, rep.Cost)
+			}
+		})
+		solved, err := Solve(t.Context(), p, Options{Steps: 500})
+		obeyed, errObey := Obey(p)
+		_, errLeast := MinBudget(t.Context(), p)
+		for _, err := range []error{err, errObey, errLeast} {
+			if err != nil {
+				require.NotContains(t, err.Error(), "BUG", "seed %d", seed)
+			}
+		}
+		for _, plan := range []*Plan{solved, obeyed} {
+			if plan != nil {
+				held++
+				require.LessOrEqual(t, plan.LowerBound, least, "seed %d, by %s", seed, plan.Solver)
+			}
+		}
+	}
+	require.Greater(t, held, 500)
+}
+
+// TestBoundWithOutputsInLimits: an output that is made behind the gate is not kept across it, and leaves its bytes of a limit
+// to others, in the choice and in the bound.
+func TestBoundWithOutputsInLimits(t *testing.T) {
+	p := chainStep(3) // a0 a1 a2 loss dloss g2 g1 g0; the backward part reads a0, a1
+	p.Limits = []Limit{{Bytes: 8}}
+	for v := 1; v < len(p.Values); v++ {
+		p.Limits[0].Values = append(p.Limits[0].Values, v)
+	}
+	require.True(t, slices.ContainsFunc(p.Values, func(v Value) bool { return v.Output }))
+	plan, err := Obey(p)
+	require.NoError(t, err)
+	best := cheapest(p, -1, 1)
+	require.LessOrEqual(t, plan.LowerBound, best)
+	require.Equal(t, best, plan.Cost)
 }

@@ -71,6 +71,7 @@ type chooser struct {
 	open  []int32 // buffers that may be kept or not
 	asked []bool  // by buffer: it is one of those
 	lost  []bool  // by buffer: computed again whatever is chosen
+	stays []bool  // by buffer: an output that is made before a gate, which is kept whatever is chosen
 	here  []bool  // scratch of eval, by node
 	held  []bool  // scratch of eval, by buffer
 	used  []int64 // by limit: what the latest evaluation keeps
@@ -85,6 +86,10 @@ func newChooser(m *model) *chooser {
 		if m.gate[x] {
 			c.gates = append(c.gates, k)
 		}
+	}
+	c.stays = make([]bool, len(m.size))
+	for b, f := range m.final {
+		c.stays[b] = f && len(c.gates) > 0 && c.place[m.prod[b]] < c.gates[len(c.gates)-1]
 	}
 	for b := range m.size {
 		b := int32(b)
@@ -120,9 +125,7 @@ func (c *chooser) eval(keep []bool) choice {
 	c.evals++
 	out := choice{keep: keep}
 	clear(c.held)
-	for b, f := range m.final {
-		c.held[b] = f
-	}
+	copy(c.held, c.stays)
 	for _, g := range c.gates {
 		clear(c.here)
 		for k := len(m.order) - 1; k >= 0; k-- {
@@ -656,7 +659,12 @@ func obeyLimits(p *Problem) (*Plan, error) {
 		}
 	}
 	plan.finish()
-	if _, err := Check(p, plan, -1); err != nil {
+	_, err = Check(p, plan, -1)
+	var v *Violation
+	switch {
+	case errors.As(err, &v) && v.Rule == RuleLimit: // memory that ops write in turn is kept for whatever any of them wrote
+		return nil, opErr(-1, "no plan was found that keeps the limits in the order of the problem: %s", v.Msg)
+	case err != nil:
 		return nil, fmt.Errorf("planner: BUG: what was chosen to be kept is not what is: %w", err)
 	}
 	return plan, nil

@@ -1,5 +1,7 @@
 package planner
 
+import "slices"
+
 // model is the problem as the solvers see it. Values have become buffers
 // (memory that one op instance allocates), and everything that Check treats
 // specially has become one of few things:
@@ -47,7 +49,7 @@ type model struct {
 	// ins once more, as one list: that of node x is feeds[feedsOf[x]:feedsOf[x+1]]. Walks over what is made of what go this way.
 	feeds   []feed
 	feedsOf []int32
-	pair [][]reuse // by node: optional in-place reuse, in order of preference
+	pair    [][]reuse // by node: optional in-place reuse, in order of preference
 
 	ctrl  [][]int32 // by node: nodes that must have run before (their only instance)
 	ctrlr [][]int32 // the reverse
@@ -274,7 +276,7 @@ func newModel(p *Problem) *model {
 // view that may be made again.
 func (m *model) eliminable(i int) int {
 	o := &m.p.Ops[i]
-	if o.RunsOnce() || o.Workspace != 0 || len(o.Outputs) == 0 || len(o.InPlace) > 0 {
+	if o.RunsOnce() || o.Workspace != 0 || len(o.Outputs) == 0 || len(o.InPlace) > 0 || slices.Contains(m.p.Gates, i) {
 		return -1
 	}
 	st := m.al.storage[o.Outputs[0]]
