@@ -421,8 +421,11 @@ func (s *search) attempt() {
 	if s.done() {
 		return
 	}
-	s.hard = s.m.n <= tapeLimit && (s.best == nil || s.cost-s.lower > s.m.base/200)
-	if s.hard && s.on(solverTape) {
+	s.hard = s.m.n <= 2*tapeLimit && (s.best == nil || s.cost-s.lower > s.m.base/200)
+	if s.hard && s.m.n > tapeLimit {
+		s.guided() // there are steps for more of it now
+	}
+	if s.hard && s.m.n <= tapeLimit && s.on(solverTape) {
 		s.before, s.beforeCost = s.best, s.cost
 		s.tapes()
 		if s.done() {
@@ -557,6 +560,12 @@ func (s *search) allowance() int64 {
 		return s.opt.Steps
 	}
 	if s.hard {
+		if s.m.n > tapeLimit {
+			return 5_000_000 // without tapes
+		}
+		if s.m.n <= 256 {
+			return 6_400_000 + 1600*int64(s.m.n)
+		}
 		return 4_000_000 + 4000*int64(min(s.m.n, 1000))
 	}
 	return 800_000 + 80*int64(s.m.n)
@@ -646,7 +655,7 @@ func (s *search) anneal() {
 	}
 	if s.best == nil || s.cost-s.lower > s.m.base/50 {
 		share := left / int64(2*len(s.orders))
-		if s.hard && s.solver != "tape" {
+		if s.hard && s.m.n <= tapeLimit && s.solver != "tape" {
 			share /= 2 // simple moves from the orders came to nothing; these may too
 		}
 		var list []*chain
@@ -667,7 +676,7 @@ func (s *search) anneal() {
 	// Three rounds of two chains from the best so far. Where that leaves each
 	// node many moves, more rounds, which start from where annealing started:
 	// another way down may lead further.
-	rounds := max(3, min(6, left/int64(4000*max(s.m.n, 1))))
+	rounds := max(3, min(9, left/int64(6000*max(s.m.n, 1))))
 	share := left / (2 * rounds)
 	hot := 0.3
 	for k := int64(0); k < rounds && s.best != nil && !s.done() && !s.stopped(); k++ {
@@ -911,6 +920,9 @@ func (s *search) guided() {
 	r.cut.kept(under)
 	weight := make([]float64, len(s.m.size))
 	limit := max(s.allowance()*4/10, s.steps+s.allowance()/8) // greedy by DTR's rule may have taken more than its share
+	if s.hard {
+		limit = s.steps + s.allowance()*4/10
+	}
 	for _, w := range guideWeights {
 		for u := range weight {
 			weight[u] = 1
