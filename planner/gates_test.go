@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand"
+	randv2 "math/rand/v2"
 	"strings"
 	"testing"
 
@@ -242,4 +243,21 @@ func randomStep(r *rand.Rand, n int) *Problem {
 	}
 	p.Values[g].Output = true
 	return p
+}
+
+// TestMustRecomputeThatCannotBe: where what must be recomputed rests on what can't be, and no order was found that obeys, that is an
+// error about the value or the budget, not a plan that Check throws out.
+func TestMustRecomputeThatCannotBe(t *testing.T) {
+	failed := 0
+	for seed := uint64(0); seed < 1200; seed++ {
+		rng := randv2.New(randv2.NewPCG(seed, 92))
+		p := randomProblem(rng, 3+rng.IntN(3))
+		p.Gates = []int{rng.IntN(len(p.Ops))}
+		p.Values[rng.IntN(len(p.Values))].Policy = MustRecompute
+		if _, err := Solve(t.Context(), p, Options{Steps: 300}); err != nil {
+			require.NotContains(t, err.Error(), "BUG", "seed %d", seed)
+			failed++
+		}
+	}
+	require.Greater(t, failed, 20)
 }

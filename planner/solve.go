@@ -272,7 +272,7 @@ func (s *search) offer(seq []int32, solver string) bool {
 	}
 	seq = s.again(seq)
 	peak, cost, ok := s.sim.run(seq)
-	if !ok || peak > s.opt.Budget {
+	if !ok || peak > s.opt.Budget || !s.obeys(seq) {
 		return false
 	}
 	key := s.m.weigh(seq)
@@ -1099,7 +1099,7 @@ func (s *search) findSmallest() ([]int32, int64) {
 // *ProblemError where none was found.
 func (s *search) least() ([]int32, error) {
 	seq := s.again(s.smallest())
-	if _, _, ok := s.sim.run(seq); ok && s.m.honest(seq) {
+	if _, _, ok := s.sim.run(seq); ok && s.obeys(seq) {
 		return seq, nil
 	}
 	for b, toll := range s.m.toll {
