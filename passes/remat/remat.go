@@ -33,16 +33,16 @@ type Costs interface {
 type Problem struct {
 	*planner.Problem
 	Func     *ir.Func
-	Ops      []*ir.Op               // by op index
-	Values   []*ir.Value            // by value index
-	Lowered  []*lower.Lowered       // by op index; nil for views and constants
-	original [][]*ir.Value          // by op index: operands before any plan was applied
-	InPlace  map[*ir.Op][][2]int    // state updates that overwrite the old value: (operand, result)
-	Forward  []bool                 // by op index: not made by differentiation, and independent of what was
-	Pins     map[*ir.Op]pinned.Pin  // ops that run once, with reasons
-	NoCost   []string               // names of ops whose cost nobody declared
-	Allowed  []*ir.Op               // ops that would be pinned but for Options.AllowRecompute
-	Number   []int                  // by op index: the op's number, whatever was fused before planning
+	Ops      []*ir.Op              // by op index
+	Values   []*ir.Value           // by value index
+	Lowered  []*lower.Lowered      // by op index; nil for views and constants
+	original [][]*ir.Value         // by op index: operands before any plan was applied
+	InPlace  map[*ir.Op][][2]int   // state updates that overwrite the old value: (operand, result)
+	Forward  []bool                // by op index: not made by differentiation, and independent of what was
+	Pins     map[*ir.Op]pinned.Pin // ops that run once, with reasons
+	NoCost   []string              // names of ops whose cost nobody declared
+	Allowed  []*ir.Op              // ops that would be pinned but for Options.AllowRecompute
+	Number   []int                 // by op index: the op's number, whatever was fused before planning
 }
 
 // Options of Build.
@@ -305,7 +305,7 @@ func (p *Problem) stateUpdates(index []int) {
 		}
 	}
 	users := make([][]*ir.Op, f.NumOps()) // by the id of an op
-	var effect *ir.Op // the last before
+	var effect *ir.Op                     // the last before
 	for _, op := range p.Ops {
 		if Effect(op) != ir.EffectNone {
 			if effect != nil {

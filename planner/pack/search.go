@@ -200,11 +200,11 @@ type searcher struct {
 	most    []int64   // by group of sections: the most of rest
 	least   []int64   // by section: lowest offset, at or above that of the block placed last, that one left can have; cap if there is none
 	in      [][]int32 // by section: its blocks
-	open    []int64 // by block: off until it is placed, closed from then on
-	stale   []int32 // by section: scratch of place, the number of the last placement that changed it
-	count   int32   // of placements
-	off     []int64 // by block: lowest offset it can have; final once placed
-	rank    []int32 // by block: preference among candidates of equal offset
+	open    []int64   // by block: off until it is placed, closed from then on
+	stale   []int32   // by section: scratch of place, the number of the last placement that changed it
+	count   int32     // of placements
+	off     []int64   // by block: lowest offset it can have; final once placed
+	rank    []int32   // by block: preference among candidates of equal offset
 	cap     int64
 	left    int64 // placements that may still be tried in this run
 	seed    uint64
