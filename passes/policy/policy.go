@@ -342,7 +342,7 @@ func ParseBytes(s string) (int64, error) {
 	for _, u := range []struct {
 		name string
 		size float64
-	}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}} {
+	}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}} {
 		if t, ok := strings.CutSuffix(s, u.name); ok {
 			number, size = t, u.size
 			break

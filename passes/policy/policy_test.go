@@ -674,3 +674,12 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// TestUnits: every unit of bytes is read, up to those that only large machines need.
+func TestUnits(t *testing.T) {
+	for text, want := range map[string]int64{"7": 7, "7B": 7, "1.5KiB": 1536, "2MiB": 2 << 20, "1GiB": 1 << 30, "1.5TiB": 3 << 39, "1KB": 1e3, "1.5MB": 15e5, "2GB": 2e9, "1TB": 1e12} {
+		n, err := policy.ParseBytes(text)
+		require.NoError(t, err, text)
+		require.Equal(t, want, n, text)
+	}
+}
