@@ -201,15 +201,7 @@ func TestPoliciesHoldEverywhere(t *testing.T) {
 			again += rep.Recomputed
 			planned++
 		}
-		for _, bl := range Baselines() {
-			plan, err := PlanBaseline(context.Background(), p, bl.Name, 0, -1)
-			if errors.Is(err, ErrOverBudget) || errors.Is(err, ErrNoChain) {
-				continue
-			}
-			require.NoError(t, err, "trial %d: %s", trial, bl.Name)
-			_, err = Check(p, plan, -1)
-			require.NoError(t, err, "trial %d: %s", trial, bl.Name)
-		}
+		baselinesAreLegal(t, p, trial)
 	}
 	require.Greater(t, planned, 20)
 	require.Greater(t, again, 20)
@@ -260,4 +252,18 @@ func TestMustRecomputeThatCannotBe(t *testing.T) {
 		}
 	}
 	require.Greater(t, failed, 20)
+}
+
+// baselinesAreLegal holds the plan of every baseline that makes one against Check.
+func baselinesAreLegal(t *testing.T, p *Problem, trial int) {
+	t.Helper()
+	for _, bl := range Baselines() {
+		plan, err := PlanBaseline(context.Background(), p, bl.Name, 0, -1)
+		if errors.Is(err, ErrOverBudget) || errors.Is(err, ErrNoChain) {
+			continue
+		}
+		require.NoError(t, err, "trial %d: %s", trial, bl.Name)
+		_, err = Check(p, plan, -1)
+		require.NoError(t, err, "trial %d: %s", trial, bl.Name)
+	}
 }
