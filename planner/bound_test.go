@@ -26,6 +26,12 @@ func bestCut(m *model, budget int64) (lower int64, possible bool) {
 		lower = max(lower, r.lower)
 		i := c.integer(1, 1<<62, 200, never0)
 		lower = max(lower, i.lower)
+		if d, exact := c.programme(max(r.over.p, 1), r.lower, 1<<62, 1<<20, never0); exact {
+			lower = max(lower, d.lower)
+			if i.cost < d.cost || d.cost < 1<<62 && d.cost != d.lower {
+				return 1 << 62, true // the callers say what is wrong
+			}
+		}
 		if m.n <= pathTested() {
 			lower = max(lower, newPathCut(m, k, b, budget).run(0.1, 1<<60, 1<<20, never0))
 		}
@@ -209,6 +215,129 @@ func TestTwoCuts(t *testing.T) {
 	t.Logf("%d bounds, %d of them above that of one cut", n, raised)
 	if raised*10 < n {
 		t.Errorf("%d of %d bounds are above that of one cut", raised, n)
+	}
+}
+
+// TestProgramme compares the integer version of cuts, by dynamic programming, with all choices of what to keep.
+func TestProgramme(t *testing.T) {
+	n := 0
+	for seed := uint64(0); seed < 400; seed++ {
+		rng := rand.New(rand.NewPCG(seed, 12))
+		p := randomProblem(rng, 3+rng.IntN(9))
+		if seed%2 == 0 {
+			p = chainProblem(rng, 3+rng.IntN(3), int(seed/2%4))
+		}
+		m := newModel(p)
+		low, high := m.footprint(), SaveAll(p).PeakBytes
+		k := newKin(m)
+		for b := int32(0); b < int32(m.n); b++ {
+			budget := low + rng.Int64N(high-low+1)
+			c := newCut(m, k, b, budget)
+			if len(c.mems) > 10 || c.free < 0 {
+				continue
+			}
+			best := int64(1 << 62)
+			fix := make([]int8, len(c.mems))
+			for pick := 0; pick < 1<<len(fix); pick++ {
+				room := c.free
+				for i, e := range c.mems {
+					fix[i] = -1
+					if pick>>i&1 != 0 {
+						fix[i] = 1
+						room -= m.size[e.id]
+					}
+				}
+				if room < 0 {
+					continue
+				}
+				if pt, ok := c.priced(0, fix); ok {
+					best = min(best, pt.cost)
+				}
+			}
+			price := 1 + rng.Int64N(c.maxP)
+			res, exact := c.programme(price, 0, 1<<62, 1<<20, never0)
+			if best == 1<<62 {
+				if res.cost < best {
+					t.Fatalf("seed %d b %d: no choice is possible within %d bytes, it says %d", seed, b, budget, res.cost)
+				}
+				continue
+			}
+			if !exact {
+				t.Fatalf("seed %d b %d: it gave up", seed, b)
+			}
+			n++
+			if res.lower != best || res.cost != best || len(res.kept) != 1 {
+				t.Fatalf("seed %d b %d budget %d: bound %d cost %d, of all choices %d", seed, b, budget, res.lower, res.cost, best)
+			}
+			room := c.free
+			for i, e := range c.mems {
+				fix[i] = -1
+				if res.kept[0][e.id] {
+					fix[i] = 1
+					room -= m.size[e.id]
+				}
+			}
+			if pt, ok := c.priced(0, fix); !ok || room < 0 || pt.cost != best {
+				t.Fatalf("seed %d b %d budget %d: what it keeps costs %d (possible %v) and leaves %d bytes, want %d", seed, b, budget, pt.cost, ok, room, best)
+			}
+			if res, exact := c.programme(price, 0, best, 1<<20, never0); !exact || res.lower != best || res.kept != nil {
+				t.Fatalf("seed %d b %d: none is below %d, it says %d", seed, b, best, res.lower)
+			}
+			if res, exact := c.programme(price, best, best+1, 1<<20, never0); !exact || res.lower != best || res.cost != best {
+				t.Fatalf("seed %d b %d: %d is the only cost below %d, it says %d", seed, b, best, best+1, res.cost)
+			}
+			if res, exact := c.programme(price, 0, 1<<62, 0, never0); exact && res.work > 0 || res.lower > best {
+				t.Fatalf("seed %d b %d: bound %d after no work, best %d", seed, b, res.lower, best)
+			}
+		}
+	}
+	if n < 1000 {
+		t.Errorf("%d cuts", n)
+	}
+}
+
+// TestEqualLayers: where layers are alike there are many choices that cost the same, of which the programme looks at one.
+func TestEqualLayers(t *testing.T) {
+	const layers = 40
+	p := &Problem{Name: "layers"}
+	op := func(cost, bytes int64, in ...int) int {
+		p.Values = append(p.Values, Value{Bytes: bytes})
+		p.Ops = append(p.Ops, Op{Cost: cost, Inputs: in, Outputs: []int{len(p.Values) - 1}, Det: DetExact})
+		return len(p.Values) - 1
+	}
+	x := op(10, 8)
+	var kept [][]int
+	for range layers {
+		a := op(17, 8, x)
+		b := op(29, 5, a)
+		c := op(3, 3, b)
+		y := op(5, 8, x, c)
+		kept = append(kept, []int{x, a, b, c})
+		x = y
+	}
+	g := op(10, 8, x)
+	top := len(p.Ops) - 1
+	for i := layers - 1; i >= 0; i-- {
+		g = op(40, 8, append(kept[i], g)...)
+	}
+	p.Values[g].Output = true
+	m := newModel(p)
+	peak := SaveAll(p).PeakBytes
+	beaten := 0
+	for share := int64(30); share <= 70; share += 4 {
+		c := newCut(m, newKin(m), int32(top), peak*share/100)
+		r := c.maximise(0, 24)
+		branched := c.integer(r.over.p, 1<<62, 500, never0)
+		res, exact := c.programme(r.over.p, r.lower, 1<<62, 1<<18, never0)
+		if !exact || res.lower != res.cost || res.cost > branched.cost || res.lower < branched.lower {
+			t.Errorf("%d %%: exact %v, bound %d, cost %d; branching is between %d and %d", share, exact, res.lower, res.cost, branched.lower, branched.cost)
+		}
+		if branched.lower < res.lower {
+			beaten++
+		}
+	}
+	if beaten < 5 {
+		t.Errorf("branching proves as much at all but %d of 11 budgets: this is no example", beaten)
 	}
 }
 

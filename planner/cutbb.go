@@ -40,6 +40,7 @@ func (h *branchHeap) Pop() any {
 type integerResult struct {
 	lower int64 // on cost beyond every node once
 	evals int
+	work  int64
 	kept  [][]bool // by buffer: the choices found, each cheaper than the one before
 	cost  int64    // of the last of them, beyond every node once
 }

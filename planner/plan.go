@@ -32,7 +32,7 @@ type Transfer struct {
 const (
 	ProofBase       = "base"               // every op runs once
 	ProofCut        = "single-cut"         // Lagrangian minimum cut at one op, integer arithmetic
-	ProofCutInteger = "single-cut-integer" // branch and bound over that
+	ProofCutInteger = "single-cut-integer" // its integer version
 	ProofCutPath    = "two-cuts"           // branch and bound over two cuts in a row
 	ProofExact      = "exact"              // an exhaustive search
 )

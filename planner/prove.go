@@ -366,10 +366,15 @@ func (s *search) mayRunAgain(below int64, cuts []*cut, prices []int64) set {
 			}
 			c.twice = x
 			// What x costs is paid, so the rest has to stay below the rest.
-			res := c.integer(prices[k], below-m.base-m.cost[x], 400, s.stopped)
+			enough := below - m.base - m.cost[x]
+			res, exact := c.programme(prices[k], 0, enough, 1<<18, s.stopped)
+			s.steps += res.work / 64
+			if !exact {
+				res = c.integer(prices[k], enough, 400, s.stopped)
+				s.steps += int64(res.evals) * int64(len(c.net.to)) / 64
+			}
 			c.twice = -1
-			s.steps += int64(res.evals) * int64(len(c.net.to)) / 64
-			out = res.lower >= below-m.base-m.cost[x]
+			out = res.lower >= enough
 		}
 		if !out {
 			again.add(x)

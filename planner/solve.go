@@ -39,7 +39,7 @@ const (
 	solverExhaustive = "exhaustive" // all plans of problems of up to 12 ops
 	solverChain      = "chain"      // the dynamic programme for chains
 	solverGuided     = "guided"     // greedy that keeps what the best cut keeps
-	solverInteger    = "integer"    // branch and bound over that cut, and greedy that keeps what it keeps
+	solverInteger    = "integer"    // the integer version of that cut, and greedy that keeps what it keeps
 	solverProof      = "proof"      // search over states, in which few ops may run again
 	solverTape       = "tape"       // annealing of orders from scratch
 	solverAlike      = "alike"      // what helps one of many like layers is done in all of them
@@ -571,8 +571,8 @@ func (s *search) allowance() int64 {
 	return 800_000 + 80*int64(s.m.n)
 }
 
-// integer branches on the best cut, and lets greedy keep what each of the
-// choices found keeps.
+// integer solves the integer version of the best cut, and lets greedy keep what
+// each of the choices found keeps.
 func (s *search) integer() {
 	r := &s.swept
 	if !s.on(solverInteger) || r.cut == nil {
@@ -582,13 +582,27 @@ func (s *search) integer() {
 	if s.best != nil {
 		enough = s.cost - s.m.base
 	}
-	// One evaluation costs about as much as a move per edge of the network.
-	evals := int(s.allowance() * 20 / int64(len(r.cut.net.to)+64))
-	res := r.cut.integer(r.p, enough, max(evals, 16), s.stopped)
-	s.steps += int64(res.evals) * int64(len(r.cut.net.to)) / 64
+	before := s.steps
+	res, exact := r.cut.programme(max(r.p, 1), r.lower, enough, s.allowance()*20, s.stopped)
+	s.steps += res.work / 64
+	if !exact {
+		// One evaluation costs about as much as a move per edge of the network.
+		evals := int(s.allowance() * 20 / int64(len(r.cut.net.to)+64))
+		l := res.lower
+		res = r.cut.integer(r.p, enough, max(evals, 16), s.stopped)
+		res.lower = max(res.lower, l)
+		s.steps += int64(res.evals) * int64(len(r.cut.net.to)) / 64
+	}
 	if l := s.m.base + res.lower; l > s.lower {
 		s.lower, s.proof = l, ProofCutInteger
 	}
+	if s.done() {
+		return
+	}
+	if exact {
+		s.tighter(&res, enough)
+	}
+	limit := s.allowance()*8/10 + s.steps - before
 	weight := make([]float64, len(s.m.size))
 	for k := len(res.kept) - 1; k >= 0 && k >= len(res.kept)-3; k-- {
 		for _, w := range []float64{3, 10, 100, 1e5} {
@@ -598,12 +612,34 @@ func (s *search) integer() {
 					weight[u] = w
 				}
 			}
-			s.weighted(weight, "integer-", s.allowance()*8/10)
+			s.weighted(weight, "integer-", limit)
 			if s.stopped() && s.best != nil {
 				return
 			}
 		}
 	}
+}
+
+// tighter adds the choices for somewhat less memory, as long as they cost not much
+// more than enough: other moments may be fuller than that of the cut, and what greedy
+// then finds room for is cheaper again.
+func (s *search) tighter(res *integerResult, enough int64) {
+	r := &s.swept
+	free := r.cut.free
+	if s.best != nil {
+		enough = res.lower + 16*(enough-res.lower)
+	}
+	for _, share := range []int64{1000, 100} {
+		r.cut.free = free - s.opt.Budget/share
+		more, _ := r.cut.programme(max(r.p, 1), res.lower, enough, s.allowance()*4, s.stopped)
+		s.steps += more.work / 64
+		if more.kept == nil {
+			break
+		}
+		res.kept = append(res.kept, more.kept...)
+	}
+	r.cut.free = free
+	slices.Reverse(res.kept) // the last is tried first
 }
 
 // weighted runs every greedy variant with weights, until limit steps in all.
