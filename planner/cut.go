@@ -345,6 +345,22 @@ func (c *cut) kept(keep []bool) {
 	}
 }
 
+// phases turns the solution that at was last called for into a sequence: what has run by the moment, then what runs
+// after it, each in the model's order.
+func (c *cut) phases() []int32 {
+	var before, after []int32
+	is := func(node int32) bool { return node == cutSource || node != cutSink && c.side[node] }
+	for _, x := range c.m.order {
+		if !is(c.z[x]) {
+			before = append(before, x)
+		}
+		if is(c.r[x]) {
+			after = append(after, x)
+		}
+	}
+	return append(before, after...)
+}
+
 // kin finds ancestors and descendants over everything that orders nodes.
 type kin struct {
 	m     *model

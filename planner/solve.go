@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"math/bits"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -785,11 +786,54 @@ func (s *search) tapes() {
 		return run(list)
 	}
 	k := all(total / 24)
-	if k < 0 || s.cost-s.lower > s.m.base/100 {
-		// Far from the bound: long runs go further than many.
-		if k = all(total / 8); k >= 0 && !s.done() && !s.stopped() {
-			run([]try{from(k, total/4)})
+	if s.done() || s.stopped() {
+		return
+	}
+	// race lets starts compete: each gets as many moves, the better half goes on with twice as many.
+	race := func(starts [][]int32, total int64) []int32 {
+		keys := make([]int64, len(starts))
+		for x := range keys {
+			keys[x] = math.MaxInt64
 		}
+		rounds := int64(max(1, bits.Len(uint(len(starts)-1))))
+		for len(starts) > 0 && !s.done() && !s.stopped() {
+			each := total / rounds / int64(len(starts))
+			list := make([]*taper, len(starts))
+			done := make([]int64, len(starts))
+			for x := range list {
+				seed++
+				list[x] = newTaper(s.m, starts[x], s.opt.Budget, seed)
+			}
+			s.parallel(len(list), func(k int) { done[k] = list[k].follow(each, s.stopped) })
+			for x, a := range list {
+				s.steps += done[x] / tapeMoves
+				s.offer(a.best, "tape")
+				keys[x] = min(keys[x], a.bestBias)
+				if a.lowest != nil {
+					if peak, _, ok := s.sim.run(a.lowest); ok {
+						s.low(a.lowest, peak)
+					}
+				}
+			}
+			if len(starts) <= 2 {
+				break
+			}
+			rank := make([]int, len(starts))
+			for x := range rank {
+				rank[x] = x
+			}
+			sort.SliceStable(rank, func(a, b int) bool { return keys[rank[a]] < keys[rank[b]] })
+			half := (len(starts) + 1) / 2
+			nextStarts, nextKeys := make([][]int32, half), make([]int64, half)
+			for x := range nextStarts {
+				nextStarts[x], nextKeys[x] = starts[rank[x]], keys[rank[x]]
+			}
+			starts, keys = nextStarts, nextKeys
+		}
+		return starts[0]
+	}
+	race(s.led(), total/2)
+	if k < 0 || s.cost-s.lower > s.m.base/100 {
 		return
 	}
 	// Near it, what differs from run to run is a few dear copies among many that all runs agree on.
@@ -829,6 +873,62 @@ func (s *search) tapes() {
 			together = 1
 		}
 	}
+}
+
+// led returns sequences to start from: the orders, and what cuts at several moments would compute again, for the budget
+// and for somewhat less, since a cut sees no other moment.
+func (s *search) led() [][]int32 {
+	starts := slices.Clone(s.orders)
+	m := s.m
+	if _, _, ok := s.sim.run(m.order); !ok {
+		return starts
+	}
+	var over, nodes []int32
+	for k, b := range s.sim.mem {
+		if b > s.opt.Budget {
+			over = append(over, m.order[k])
+		}
+	}
+	const coarse = 24
+	for k := 0; k < coarse && k < len(over); k++ {
+		nodes = append(nodes, over[(2*k+1)*len(over)/(2*min(coarse, len(over)))])
+	}
+	if x := s.swept.node; x >= 0 && !contains(nodes, x) {
+		nodes = append(nodes, x)
+	}
+	for _, less := range []int64{0, 80, 40, 20} {
+		budget := s.opt.Budget
+		if less > 0 {
+			budget -= budget / less
+		}
+		type led struct {
+			seq   []int32
+			lower int64
+		}
+		var list []led
+		for _, b := range nodes {
+			if s.stopped() {
+				return starts
+			}
+			c := newCut(m, s.kin, b, budget)
+			r := c.maximise(0, 24)
+			s.steps += int64(c.evals) * int64(len(c.net.to)) / 64
+			if !r.possible || !r.fits || r.lower == 0 {
+				continue
+			}
+			if _, ok := c.at(r.under.p); ok {
+				list = append(list, led{c.phases(), r.lower})
+			}
+		}
+		sort.SliceStable(list, func(a, b int) bool { return list[a].lower > list[b].lower })
+		for k := 0; k < len(list) && k < 3; k++ {
+			seq := list[k].seq
+			if _, _, ok := s.sim.run(seq); ok && !slices.ContainsFunc(starts, func(o []int32) bool { return slices.Equal(o, seq) }) {
+				starts = append(starts, seq)
+			}
+		}
+	}
+	return starts
 }
 
 // dear picks up to n nodes that the best plan computes again, the dearer the likelier, of those that were not tried.

@@ -622,6 +622,10 @@ type taper struct {
 	best     []int32 // cheapest sequence within the limit, or nil
 	bestBias int64
 	lowest   []int32 // the last sequence, if nothing fitted
+
+	still bool    // instances are moved only: none is added or removed
+	deep  bool    // some of the copies added come with copies of what they read
+	added []int32 // by the move at hand: instances
 }
 
 // cooling says how a taper cools: temperatures for cost in parts of the mean
@@ -637,6 +641,10 @@ var coolings = [...]cooling{
 	{1, 0.003, 10, 0.0003},
 	{3, 0.003, 10, 0.0003},
 }
+
+// gentle is for what a cut has chosen to compute again: copies are never cheap, so they stay and the dear ones do not
+// crowd in, while bytes are cheap enough for the order to follow.
+var gentle = cooling{0.03, 0.01, 1, 0.01}
 
 // warmth lets a plan rearrange itself around what was taken out of it, and no more.
 var warmth = cooling{0.06, 0.01, 1, 0.01}
@@ -658,12 +666,8 @@ func (a *taper) note() {
 // higher prices, for at most a third more moves.
 func (a *taper) anneal(moves int64, c cooling, stop func() bool) int64 {
 	m := a.t.m
-	var bytes int64
-	for _, s := range m.size {
-		bytes += s
-	}
 	cost := float64(max(m.base, 1)) / float64(max(m.n, 1))
-	size := float64(max(bytes, 1)) / float64(max(len(m.size), 1))
+	size := a.meanSize()
 	cold := c.coldBytes * size
 	done := a.run(moves, c.hotCost*cost, c.coldCost*cost, c.hotBytes*size, cold, stop)
 	for k := 0; k < 3 && a.best == nil && !stop(); k++ {
@@ -674,6 +678,25 @@ func (a *taper) anneal(moves int64, c cooling, stop func() bool) int64 {
 		a.lowest = a.t.nodes()
 	}
 	return done
+}
+
+// meanSize is the mean size of a buffer.
+func (a *taper) meanSize() float64 {
+	var bytes int64
+	for _, s := range a.t.m.size {
+		bytes += s
+	}
+	return float64(max(bytes, 1)) / float64(max(len(a.t.m.size), 1))
+}
+
+// follow anneals what a cut has chosen: first the order alone, with the cut's copies as they are, then all.
+func (a *taper) follow(moves int64, stop func() bool) int64 {
+	size := a.meanSize()
+	a.still = true
+	done := a.run(moves*35/100, 1, 1, 10*size, gentle.hotBytes*size, stop)
+	a.still = false
+	a.deep = true
+	return done + a.anneal(moves-moves*35/100, gentle, stop)
 }
 
 // run makes moves while the temperatures, in units of cost and in bytes at one
@@ -689,8 +712,10 @@ func (a *taper) run(moves int64, hot, cold, hotBytes, coldBytes float64, stop fu
 		e := float64(dCost)*perCost + float64(grown)*perByte
 		return e <= 0 || a.rng.float() < math.Exp(-e)
 	}
+	var next int64 // when to look at the time
 	for ; done < moves; done++ {
-		if done&255 == 0 {
+		if done >= next {
+			next = done + 256
 			if stop() {
 				break
 			}
@@ -733,6 +758,7 @@ func (a *taper) run(moves int64, hot, cold, hotBytes, coldBytes float64, stop fu
 			}
 			t.move(p, q, mem)
 			a.over += grown
+		case a.still:
 		case kind < 12: // compute an input of an instance again
 			ins := m.ins[t.node[t.seq[p]]]
 			if len(ins) == 0 {
@@ -749,6 +775,16 @@ func (a *taper) run(moves int64, hot, cold, hotBytes, coldBytes float64, stop fu
 			}
 			if e >= p-1 {
 				continue
+			}
+			if a.deep && r>>8&255 < 24 {
+				c, grown := a.chain(y, p)
+				done += 8 + 8*int64(len(a.added)) // shifting arrays takes that much longer
+				if take(c, grown) {
+					a.over += grown
+				} else {
+					a.unchain()
+				}
+				break
 			}
 			grown, mem, rel := t.tryAdd(y, p, a.limit)
 			if !take(m.bias[y], grown) {
@@ -780,6 +816,45 @@ func (a *taper) run(moves int64, hot, cold, hotBytes, coldBytes float64, stop fu
 		}
 	}
 	return done
+}
+
+// chain adds a copy of node y right before position p. Of what it reads and would have to be kept for it, some is
+// computed again too, by the toss of a coin, and so on. The result is by how much cost and excess grow.
+func (a *taper) chain(y, p int32) (cost, grown int64) {
+	t, m := a.t, a.t.m
+	a.added = a.added[:0]
+	var add func(y, p int32)
+	add = func(y, p int32) {
+		g, mem, rel := t.tryAdd(y, p, a.limit)
+		i := t.add(y, p, mem, rel)
+		a.added = append(a.added, i)
+		cost, grown = cost+m.bias[y], grown+g
+		for _, w := range m.ins[y] {
+			x, q := m.prod[w], t.pos[i]
+			if m.size[w] == 0 || len(a.added) >= maxChain || a.rng.next()&1 == 0 {
+				continue
+			}
+			if e := t.otherEnd(w, t.before(t.runs[x], q)-1, q); e < q-1 && t.mayAdd(x, q) {
+				add(x, q)
+			}
+		}
+	}
+	add(y, p)
+	return cost, grown
+}
+
+// maxChain bounds the copies that one move adds.
+const maxChain = 12
+
+// unchain takes back what chain has added.
+func (a *taper) unchain() {
+	for k := len(a.added) - 1; k >= 0; k-- {
+		p := a.t.pos[a.added[k]]
+		if _, ok := a.t.tryRemove(p, a.limit); !ok {
+			panic("BUG: a copy just added can't be removed")
+		}
+		a.t.remove(p)
+	}
 }
 
 // drop removes the instance at p, as planned, and then every copy that nothing
