@@ -168,6 +168,13 @@ func alignUp(x, a int64) int64 {
 	return x
 }
 
+func alignDown(x, a int64) int64 {
+	if a > 1 {
+		x -= x % a
+	}
+	return x
+}
+
 // firstFit places items in the given order and gives up at an arena of limit or
 // more.
 func firstFit(items []Item, order []int, limit int64) ([]int64, int64) {

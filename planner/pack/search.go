@@ -50,6 +50,11 @@ func Search(items []Item, opt Options) (Result, error) {
 		}
 		return res.take(items, v.layout(off))
 	}
+	mend := func(v *view, target, share int64) {
+		off, used := v.mend(target, min(share, steps))
+		steps -= used
+		res.take(items, v.layout(off))
+	}
 	// The goal first: reaching it ends the search. A few blocks are all tried as they are.
 	fine := views[len(views)-1]
 	if len(items) <= small && !done() {
@@ -67,6 +72,9 @@ func Search(items []Item, opt Options) (Result, error) {
 	// A quarter of what is left to gain at a time is cheap until it fails.
 	for _, v := range views[:len(views)-1] {
 		descend(v, opt.Steps/64)
+	}
+	if !done() {
+		mend(views[0], goal(), opt.Steps*3/8)
 	}
 	if !done() && !climb(fine, goal(), max(opt.Steps/8, min(opt.Steps/2, fine.easy()))) && fine.near(goal()) && !done() {
 		climb(fine, goal(), opt.Steps/4)
@@ -193,24 +201,25 @@ func sections(items []Item) []int {
 // searcher holds the state of the depth-first search. Time is cut into sections;
 // block i covers sections lo[i] to hi[i].
 type searcher struct {
-	items   []Item
-	lo, hi  []int32
-	floor   []int64   // by section: end of the highest block placed
-	rest    []int64   // by section: bytes of blocks not placed yet
-	most    []int64   // by group of sections: the most of rest
-	least   []int64   // by section: lowest offset, at or above that of the block placed last, that one left can have; cap if there is none
-	in      [][]int32 // by section: its blocks
-	open    []int64   // by block: off until it is placed, closed from then on
-	stale   []int32   // by section: scratch of place, the number of the last placement that changed it
-	count   int32     // of placements
-	off     []int64   // by block: lowest offset it can have; final once placed
-	rank    []int32   // by block: preference among candidates of equal offset
-	cap     int64
-	left    int64 // placements that may still be tried in this run
-	seed    uint64
+	items  []Item
+	lo, hi []int32
+	floor  []int64   // by section: end of the highest block placed
+	rest   []int64   // by section: bytes of blocks not placed yet
+	most   []int64   // by group of sections: the most of rest
+	least  []int64   // by section: lowest offset, at or above that of the block placed last, that one left can have; cap if there is none
+	in     [][]int32 // by section: its blocks
+	open   []int64   // by block: off until it is placed, closed from then on
+	stale  []int32   // by section: scratch of place, the number of the last placement that changed it
+	count  int32     // of placements
+	off    []int64   // by block: lowest offset it can have; final once placed
+	rank   []int32   // by block: preference among candidates of equal offset
+	cap    int64
+	left   int64 // placements that may still be tried in this run
+	dice
 	blame   []float64 // by block: how often it was left where nothing fit any more
 	stop    func() bool
 	ascents map[int64]*ascent // by target
+	mender  *mender           // of the last target
 	pool    []int32           // blocks that are left, of all parts on the way down
 	log     []placement
 	undoO   []offChange
@@ -270,7 +279,7 @@ type offChange struct {
 func newSearcher(items []Item) *searcher {
 	n := len(items)
 	s := &searcher{items: items, lo: make([]int32, n), hi: make([]int32, n), off: make([]int64, n),
-		rank: make([]int32, n), blame: make([]float64, n), ascents: map[int64]*ascent{}, seed: 2}
+		rank: make([]int32, n), blame: make([]float64, n), ascents: map[int64]*ascent{}, dice: 2}
 	times := sections(items)
 	for i, it := range items {
 		s.lo[i] = int32(sort.SearchInts(times, it.Start))
@@ -397,10 +406,13 @@ func (s *searcher) reset(all []int32, score []float64) {
 	}
 }
 
+// dice draws the same numbers each time.
+type dice uint64
+
 // random is uniform in [0, 1).
-func (s *searcher) random() float64 {
-	s.seed = s.seed*6364136223846793005 + 1442695040888963407
-	return float64(s.seed>>40) / (1 << 24)
+func (d *dice) random() float64 {
+	*d = *d*6364136223846793005 + 1442695040888963407
+	return float64(*d>>40) / (1 << 24)
 }
 
 // vary writes a variation of best to now.
