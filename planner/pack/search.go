@@ -21,8 +21,8 @@ type Options struct {
 // fits under the target, or where a block would leave a hole that another block
 // fills; what falls apart into parts that never overlap in time is solved part
 // by part. Where that fails they are breadth first with the best few partial
-// layouts of each number of blocks. Equal problems and options give equal
-// layouts.
+// layouts of each number of blocks. Before that, a layout of the coarsest problem from which blocks are left out is
+// mended. Equal problems and options give equal layouts.
 func Search(items []Item, opt Options) (Result, error) {
 	res, err := Pack(items)
 	if err != nil || res.Proven || res.Arena <= opt.Room {
@@ -50,11 +50,6 @@ func Search(items []Item, opt Options) (Result, error) {
 		}
 		return res.take(items, v.layout(off))
 	}
-	mend := func(v *view, target, share int64) {
-		off, used := v.mend(target, min(share, steps))
-		steps -= used
-		res.take(items, v.layout(off))
-	}
 	// The goal first: reaching it ends the search. A few blocks are all tried as they are.
 	fine := views[len(views)-1]
 	if len(items) <= small && !done() {
@@ -74,7 +69,9 @@ func Search(items []Item, opt Options) (Result, error) {
 		descend(v, opt.Steps/64)
 	}
 	if !done() {
-		mend(views[0], goal(), opt.Steps*3/8)
+		off, used := views[0].mend(goal(), min(opt.Steps*3/8, steps))
+		steps -= used
+		res.take(items, views[0].layout(off))
 	}
 	if !done() && !climb(fine, goal(), max(opt.Steps/8, min(opt.Steps/2, fine.easy()))) && fine.near(goal()) && !done() {
 		climb(fine, goal(), opt.Steps/4)
