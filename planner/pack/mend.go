@@ -14,6 +14,7 @@ const (
 	mendNoise  = 0.2   // of what blocks are ordered by
 	mendDoubt  = 0.3   // of what places are compared by
 	mendSoft   = 0.05  // of the most bytes in use: the slack at which a section counts as an eighth of a full one
+	mendLeast  = 250   // changes for each block without which it is not worth while
 	mendCost   = 90    // blocks for which a change counts as one placement
 )
 
@@ -70,6 +71,12 @@ func newMender(s *searcher, cap int64) *mender {
 		m.more[i] = mendBlame * m.value[i]
 	}
 	return m
+}
+
+// mends reports whether so many steps allow the changes that mending takes: it finds little with fewer.
+func (s *searcher) mends(steps int64) bool {
+	n := int64(len(s.items))
+	return steps*mendCost/(n+mendCost) >= mendLeast*n
 }
 
 // mend looks for a layout within cap, and goes on where the last call ended if that had the same cap. It keeps a

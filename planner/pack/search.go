@@ -68,7 +68,7 @@ func Search(items []Item, opt Options) (Result, error) {
 	for _, v := range views[:len(views)-1] {
 		descend(v, opt.Steps/64)
 	}
-	if !done() {
+	if views[0].mends(min(opt.Steps*3/8, steps)) && !done() {
 		off, used := views[0].mend(goal(), min(opt.Steps*3/8, steps))
 		steps -= used
 		res.take(items, views[0].layout(off))
