@@ -896,6 +896,7 @@ func (s *search) led() [][]int32 {
 	if x := s.swept.node; x >= 0 && !contains(nodes, x) {
 		nodes = append(nodes, x)
 	}
+	enough := s.steps + s.allowance()/8 // where steps are few, so are the cuts
 	for _, less := range []int64{0, 80, 40, 20} {
 		budget := s.opt.Budget
 		if less > 0 {
@@ -907,8 +908,8 @@ func (s *search) led() [][]int32 {
 		}
 		var list []led
 		for _, b := range nodes {
-			if s.stopped() {
-				return starts
+			if s.steps > enough || s.stopped() {
+				break
 			}
 			c := newCut(m, s.kin, b, budget)
 			r := c.maximise(0, 24)
