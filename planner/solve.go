@@ -25,7 +25,7 @@ type Options struct {
 	Layout    bool     // give offsets, and make the arena fit the budget as well
 	Align     int64    // alignment of offsets if Layout; 0 is 1
 	Known     *Known   // what searches of the same problem share; nil: nothing
-	Further   bool     // look for the smallest plan from more ends, in three times the time
+	Quick     bool     // look for the smallest plan from one end only, in a quarter of the time
 	Start     []int    // an order of op instances to begin with, as in Plan.Order; where it breaks a rule or the budget it is not used
 	Without   []string // names of solvers that do not run; see Solvers
 	Progress  func(Progress)
@@ -82,8 +82,6 @@ type smallPlan struct {
 	seq   []int32
 	peak  int64
 	steps int64 // that it took
-
-	further bool // it was looked for further
 }
 
 // Progress is what Solve reports while it works.
@@ -301,7 +299,7 @@ func (s *search) again(seq []int32) []int32 {
 	if len(s.m.must) == 0 {
 		return seq
 	}
-	if _, _, ok := s.sim.run(seq); !ok {
+	if _, _, ok := newSimulator(s.m).run(seq); !ok { // its own: smallest plans are looked for on several threads
 		return seq
 	}
 	a := newAnnealer(s.m, seq, s.opt.Budget, s.opt.Seed)
@@ -673,6 +671,7 @@ func (s *search) anneal() {
 		hot   float64
 		cold  float64
 		seed  uint64
+		dear  bool // bytes over the limit are: it stays within, where the others pass over
 		done  int64
 		a     *annealer
 	}
@@ -680,6 +679,9 @@ func (s *search) anneal() {
 		s.parallel(len(list), func(k int) {
 			c := list[k]
 			c.a = newAnnealer(s.m, c.seq, s.opt.Budget, s.opt.Seed*1000003+c.seed)
+			if c.dear {
+				c.a.alpha, c.a.beta = 30, 30
+			}
 			c.done = c.a.run(c.moves, c.hot*mean, c.cold*mean, usual, s.stopped)
 		})
 		for _, c := range list {
@@ -727,7 +729,7 @@ func (s *search) anneal() {
 		}
 		chains([]*chain{
 			{seq: from, moves: share, hot: hot, cold: 0.002, seed: uint64(2 * k)},
-			{seq: other, moves: share, hot: warm, cold: 0.002, seed: uint64(2*k + 1)},
+			{seq: other, moves: share, hot: warm, cold: 0.002, seed: uint64(2*k + 1), dear: true},
 		})
 		hot /= 2
 	}
@@ -1098,14 +1100,20 @@ var greedyVariants = [...]greedyVariant{
 }
 
 func (s *search) greedy(order []int32, budget int64, v greedyVariant, weight []float64) []int32 {
-	g := newGreedy(s.m, order)
+	seq, steps := greedily(s.m, order, budget, v, weight)
+	s.steps += steps
+	return seq
+}
+
+// greedily is the sequence that a variant of the greedy solver finds, or nil, and the steps that it took.
+func greedily(m *model, order []int32, budget int64, v greedyVariant, weight []float64) ([]int32, int64) {
+	g := newGreedy(m, order)
 	g.sizeP, g.distP, g.weight = v.sizeP, v.distP, weight
 	if v.online {
-		g.online, g.used = true, make([]int32, len(s.m.size))
+		g.online, g.used = true, make([]int32, len(m.size))
 	}
 	seq := g.run(budget)
-	s.steps += g.visits / 64
-	return seq
+	return seq, g.visits / 64
 }
 
 // plan turns a sequence into a checked plan.
@@ -1158,78 +1166,9 @@ func (s *search) find() {
 		s.found.seq, s.found.peak = s.findSmallest()
 		s.found.steps = s.steps - before
 	}
-	if s.opt.Further && !s.found.further {
-		s.further()
-		s.found.further = true
-	}
 	if known != nil && !s.stopped() {
 		known.problem, known.seed, known.small = s.p, s.opt.Seed, s.found
 	}
-}
-
-// findSmallest is smallest without what other solvers came upon.
-func (s *search) findSmallest() ([]int32, int64) {
-	var best []int32
-	peak := int64(math.MaxInt64)
-	for _, o := range s.orders {
-		o = s.again(o)
-		if pk, _, ok := s.sim.run(o); ok && pk < peak {
-			best, peak = o, pk
-		}
-	}
-	low, top := s.m.footprint(), min(peak, math.MaxInt64/4)
-	enough := s.steps + 1_500_000
-	for _, o := range s.orders {
-		for _, v := range greedyVariants {
-			lo, hi := low, top
-			for hi-lo > (top-low)/128 && s.steps < enough && !s.stopped() {
-				mid := lo + (hi-lo)/2
-				seq := s.greedy(o, mid, v, nil)
-				if seq != nil {
-					if pk, _, ok := s.sim.run(seq); ok && pk < hi {
-						hi = pk
-						if pk < peak {
-							best, peak = seq, pk
-						}
-						continue
-					}
-				}
-				lo = mid + 1
-			}
-		}
-	}
-	if s.m.n <= 12 && len(s.m.size) <= 14 && len(s.m.must) == 0 {
-		for lo, hi := low, peak; lo < hi; {
-			mid := lo + (hi-lo)/2
-			seq, _, known := exact(s.m, mid, 1<<17, s.stopped)
-			if !known {
-				break
-			}
-			if seq != nil {
-				best, peak, hi = seq, mid, mid
-			} else {
-				lo = mid + 1
-			}
-		}
-	}
-	// Annealing towards a limit that is out of reach, or nearly so.
-	for round := uint64(0); round < 4 && best != nil && peak > low && !s.stopped(); round++ {
-		limit := max(low, peak-max(peak/16, 1))
-		a := newAnnealer(s.m, best, limit, s.opt.Seed*1000003+500+round)
-		a.alpha = 8
-		mean := float64(s.m.base) / float64(max(s.m.n, 1))
-		a.run(min(10_000, int64(40*s.m.n)), mean, 0.01*mean, mix{moveRotate: 3, moveNear: 2, moveRemove: 1, moveAdd: 2, moveSwap: 1}, s.stopped)
-		for _, seq := range [][]int32{a.best, a.lowest} {
-			if seq == nil {
-				continue
-			}
-			seq = s.again(seq)
-			if pk, _, ok := s.sim.run(seq); ok && pk < peak {
-				best, peak = seq, pk
-			}
-		}
-	}
-	return best, peak
 }
 
 // least is smallest as a sequence that obeys all policies. The error is a

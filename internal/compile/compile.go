@@ -162,7 +162,11 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 		limit = chosen.arena
 	case opt.Budget.Min:
 		limit = least.arena
-		if chosen, err = pl.cheapest(least); err != nil {
+		if chosen, err = pl.cheapest(limit, least); err != nil {
+			return nil, err
+		}
+	case limit > 0 && limit < all.arena && least != nil && least.arena <= limit:
+		if chosen, err = pl.cheapest(limit, least); err != nil {
 			return nil, err
 		}
 	case limit > 0 && (limit < all.arena || restricted):
@@ -170,7 +174,7 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 		if err != nil {
 			return nil, err
 		}
-		if found == nil && inf != nil || found == nil {
+		if found == nil {
 			if least == nil {
 				if least, err = pl.minimum(all, restricted); err != nil {
 					return nil, err
@@ -183,7 +187,7 @@ func Plan(ctx context.Context, m *frontend.Model, opt Options) (*Program, error)
 					return nil, err
 				}
 				if floor <= limit { // what --budget min reports may be that of the cheapest program in as many bytes
-					if found, err = pl.cheapest(least); err != nil {
+					if found, err = pl.cheapest(least.arena, least); err != nil {
 						return nil, err
 					}
 				}

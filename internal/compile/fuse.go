@@ -221,9 +221,12 @@ func (p *planning) within(budget int64, known *planned) (*planned, *planner.Infe
 	}
 	var again []attempt
 	whole := true
-	if best == nil {
+	switch {
+	case best == nil && known != nil && known.arena <= budget:
+		again = []attempt{{known.variant, known.plan.Order}}
+	case best == nil:
 		again = []attempt{{v: vs[len(vs)-1]}, {v: vs[len(vs)/2]}}
-	} else {
+	default:
 		d, err := p.refined(best.variant, best.plan.Order, cheaper(budget))
 		if err != nil {
 			return nil, nil, err
@@ -269,8 +272,8 @@ func (p *planning) smallest() (*planned, error) {
 	var v *variant
 	var plan *planner.Plan
 	var drafts []draft
-	look := func(w *variant, further bool) error {
-		q, err := p.leastOf(w, further)
+	look := func(w *variant) error {
+		q, err := p.leastOf(w)
 		if err != nil {
 			return err
 		}
@@ -282,12 +285,7 @@ func (p *planning) smallest() (*planned, error) {
 		return err
 	}
 	for _, i := range picks(len(vs), minVariants) {
-		if err := look(vs[i], false); err != nil {
-			return nil, err
-		}
-	}
-	if !p.quick {
-		if err := look(v, true); err != nil {
+		if err := look(vs[i]); err != nil {
 			return nil, err
 		}
 	}
@@ -344,9 +342,9 @@ func (p *planning) minimum(all *planned, restricted bool) (*planned, error) {
 	return least, nil
 }
 
-// cheapest is the cheapest program found in the bytes of least. It may take fewer.
-func (p *planning) cheapest(least *planned) (*planned, error) {
-	found, _, err := p.within(least.arena, least)
+// cheapest is the cheapest program found in a budget that least is within.
+func (p *planning) cheapest(budget int64, least *planned) (*planned, error) {
+	found, _, err := p.within(budget, least)
 	if err != nil || found == nil {
 		return least, err
 	}

@@ -77,9 +77,10 @@ func newPlanning(ctx context.Context, module *ir.Module, o Options) *planning {
 	if steps == 0 && o.TimeLimit == 0 {
 		steps = planSteps
 	}
-	return &planning{ctx: ctx, checks: o.checks, module: module, costs: newCosts(), policy: o.Policy, alone: o.Budget == Budget{}, allowUnmatched: o.AllowUnmatched, table: o.Costs, quick: o.PlanSteps > 0 && o.PlanSteps < quickSteps,
+	quick := o.PlanSteps > 0 && o.PlanSteps < quickSteps
+	return &planning{ctx: ctx, checks: o.checks, module: module, costs: newCosts(), policy: o.Policy, alone: o.Budget == Budget{}, allowUnmatched: o.AllowUnmatched, table: o.Costs, quick: quick,
 		allow: o.AllowRecompute, number: remat.Numbers(module.Func("step")), alike: map[string]remat.Known{}, whole: &variant{},
-		opt: planner.Options{TimeLimit: o.TimeLimit, Steps: steps, Threads: runtime.GOMAXPROCS(0), Gap: planGap, Checked: o.checks.add}}
+		opt: planner.Options{TimeLimit: o.TimeLimit, Steps: steps, Threads: runtime.GOMAXPROCS(0), Gap: planGap, Quick: quick, Checked: o.checks.add}}
 }
 
 const (
@@ -201,21 +202,21 @@ func (p *planning) saveAll() (*planned, error) {
 
 // smallestOf is the program of the smallest arena that was found of a variant.
 func (p *planning) smallestOf(v *variant) (*planned, error) {
-	plan, err := p.leastOf(v, false)
+	plan, err := p.leastOf(v)
 	if err != nil {
 		return nil, err
 	}
 	return p.realise(v, plan, 0)
 }
 
-// leastOf is the plan of the fewest bytes that was found of a variant, looked for further where that is said.
-func (p *planning) leastOf(v *variant, further bool) (*planner.Plan, error) {
+// leastOf is the plan of the fewest bytes that was found of a variant.
+func (p *planning) leastOf(v *variant) (*planner.Plan, error) {
 	pr, err := p.stated(v)
 	if err != nil {
 		return nil, err
 	}
 	opt := p.opt
-	opt.Known, opt.Further = &v.least, further
+	opt.Known = &v.least
 	plan, err := planner.MinBudgetOptions(p.ctx, pr.Problem.Problem, opt)
 	if err != nil {
 		return nil, p.contradiction(pr, err)
@@ -237,11 +238,18 @@ func (p *planning) withinOf(v *variant, budget int64, start []int) (*planned, *p
 	opt := p.opt
 	opt.Budget, opt.Known, opt.Start = budget, &v.least, start
 	var first *planner.Plan // its bound is about budget, those of later ones are about less
+	var last *planner.Plan
+	others := 3 // of the same bytes, where there are none of fewer
 	for range maxReplans {
 		plan, err := planner.Solve(p.ctx, pr.Problem.Problem, opt)
 		var inf *planner.InfeasibleError
 		if errors.As(err, &inf) {
-			return nil, inf, nil
+			if opt.Budget == budget || others == 0 {
+				return nil, inf, nil
+			}
+			opt.Budget, opt.Start = budget, last.Order
+			others--
+			continue
 		}
 		if err != nil {
 			return nil, nil, p.contradiction(pr, err)
@@ -258,6 +266,7 @@ func (p *planning) withinOf(v *variant, budget int64, start []int) (*planned, *p
 		if out.arena <= budget {
 			return out, nil, nil
 		}
+		last = plan
 		opt.Budget -= max(out.arena-budget, remat.Align)
 	}
 	return nil, nil, nil
