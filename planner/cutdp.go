@@ -73,6 +73,9 @@ type paretoTrail struct {
 const (
 	paretoWidth = 14      // variables open at a time
 	paretoMoves = 2 << 20 // moves in all
+	paretoPairs = 64      // pairs that a move is to have work for, or it is not tried
+
+	programmeWork = 24 << 20 // pairs that are looked at, at most, where the cut is the best of a problem
 )
 
 // newParetoCut returns nil if too many variables are open at a time, or no choice
@@ -394,7 +397,7 @@ func (p *paretoCut) run(price, enough, maxWork int64, trace bool, stop func() bo
 func (c *cut) programme(price, lower, enough, maxWork int64, stop func() bool) (integerResult, bool) {
 	res := integerResult{lower: lower, cost: 1 << 62}
 	p := newParetoCut(c)
-	if p == nil || p.free < 0 || !p.build() {
+	if p == nil || p.free < 0 || !p.build() || maxWork < paretoPairs*p.work {
 		return res, false
 	}
 	p.rest = [3][][]int64{p.least(c.q, price), p.least(0, 1), p.least(1, 0)}

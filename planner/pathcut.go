@@ -486,6 +486,7 @@ const (
 	pathEvery  = 4   // levels of branches between two looks at all second cuts
 	pathBest   = 6   // second cuts that the others look at
 	pathLooks  = 160 // second cuts that one look at all takes at most
+	pathMore   = 16  // of those that it takes, the ones that it prices well
 	pathFlows  = 14  // flows for one second cut
 	firstRatio = 0.125
 )
@@ -528,22 +529,38 @@ func (p *pathCut) bound(b *pathBranch, guess float64, enough int64) bool {
 		pr    price
 		lower int64
 	}
+	raise := func(h *hit, maxFlows int) bool {
+		c := p.second(h.x)
+		l, pr, flows, ok := c.maximise(h.pr, enough-paid, maxFlows)
+		p.work += int64(flows+2) * int64(len(c.net.to))
+		h.lower, h.pr = l, pr
+		b.lower = max(b.lower, paid+l)
+		return ok
+	}
+	// One flow for each tells which are worth more.
 	var hits []hit
 	for k, x := range at {
 		if p.state[x] != pathMust {
 			continue
 		}
-		c := p.second(x)
-		l, pr, flows, ok := c.maximise(start[k], enough-paid, pathFlows)
-		p.work += int64(flows+2) * int64(len(c.net.to))
-		if !ok {
+		h := hit{x: x, pr: start[k]}
+		if !raise(&h, 1) {
 			return false
 		}
-		b.lower = max(b.lower, paid+l)
 		if b.lower >= enough {
 			return true
 		}
-		hits = append(hits, hit{x, pr, l})
+		hits = append(hits, h)
+	}
+	sort.SliceStable(hits, func(a, b int) bool { return hits[a].lower > hits[b].lower })
+	hits = hits[:min(len(hits), pathMore)]
+	for k := range hits {
+		if !raise(&hits[k], pathFlows) {
+			return false
+		}
+		if b.lower >= enough {
+			return true
+		}
 	}
 	sort.SliceStable(hits, func(a, b int) bool { return hits[a].lower > hits[b].lower })
 	b.at, b.start = nil, nil

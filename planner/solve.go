@@ -581,9 +581,10 @@ func (s *search) integer() {
 	if s.best != nil {
 		enough = s.cost - s.m.base
 	}
-	before := s.steps
-	res, exact := r.cut.programme(max(r.p, 1), r.lower, enough, s.allowance()*20, s.stopped)
+	limit := s.allowance() * 8 / 10
+	res, exact := r.cut.programme(max(r.p, 1), r.lower, enough, min(s.allowance()*20, programmeWork), s.stopped)
 	s.steps += res.work / 64
+	limit += res.work / 64
 	if !exact {
 		// One evaluation costs about as much as a move per edge of the network.
 		evals := int(s.allowance() * 20 / int64(len(r.cut.net.to)+64))
@@ -599,9 +600,10 @@ func (s *search) integer() {
 		return
 	}
 	if exact {
+		before := s.steps
 		s.tighter(&res, enough)
+		limit += s.steps - before
 	}
-	limit := s.allowance()*8/10 + s.steps - before
 	weight := make([]float64, len(s.m.size))
 	for k := len(res.kept) - 1; k >= 0 && k >= len(res.kept)-3; k-- {
 		for _, w := range []float64{3, 10, 100, 1e5} {
