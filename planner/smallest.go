@@ -68,7 +68,7 @@ func (s *search) findSmallest() ([]int32, int64) {
 
 const (
 	tilts    = 4 // ideas of what is dear to compute again
-	squeezed = 3 // starts that are annealed
+	squeezed = 2 // starts that are annealed
 )
 
 // tilted is the model with another idea of what is dear to compute again: 0 is the model itself, in the others

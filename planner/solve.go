@@ -65,7 +65,7 @@ func (o *Options) check(p *Problem, plan *Plan, budget int64) (Report, error) {
 
 // Known is what searches of one problem find that is the same at every budget and for any number of steps: the
 // smallest plan. Searches that share one look for it once, and return what they would return alone. The
-// zero value knows nothing; where one of them looks further, those after it have what it finds. Searches that run at the same time may not share one, and the problem may not
+// zero value knows nothing. Searches that run at the same time may not share one, and the problem may not
 // change between them.
 type Known struct {
 	problem *Problem
@@ -75,6 +75,14 @@ type Known struct {
 	of   *Problem // a problem with limits, and what is known of it without them
 	free *Problem
 	rest *Known
+}
+
+// Peak is the smallest peak that was found, in bytes; 0 where none was looked for yet.
+func (k *Known) Peak() int64 {
+	if k.problem == nil {
+		return 0
+	}
+	return k.small.peak
 }
 
 // smallPlan is what findSmallest found.

@@ -185,6 +185,9 @@ func (p *planning) within(budget int64, known *planned) (*planned, *planner.Infe
 	var best *planned
 	var why *planner.InfeasibleError
 	try := func(p *planning, v *variant, start []int) (*planned, error) {
+		if start == nil && known != nil && known.arena <= budget && v.least.Peak() > budget {
+			return nil, nil // what the search for the smallest did not reach, this one hardly does
+		}
 		out, inf, err := p.withinOf(v, budget, start)
 		if v == vs[0] && inf != nil {
 			why = inf
