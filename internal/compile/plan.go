@@ -238,18 +238,11 @@ func (p *planning) withinOf(v *variant, budget int64, start []int) (*planned, *p
 	opt := p.opt
 	opt.Budget, opt.Known, opt.Start = budget, &v.least, start
 	var first *planner.Plan // its bound is about budget, those of later ones are about less
-	var last *planner.Plan
-	others := 3 // of the same bytes, where there are none of fewer
 	for range maxReplans {
 		plan, err := planner.Solve(p.ctx, pr.Problem.Problem, opt)
 		var inf *planner.InfeasibleError
 		if errors.As(err, &inf) {
-			if opt.Budget == budget || others == 0 {
-				return nil, inf, nil
-			}
-			opt.Budget, opt.Start = budget, last.Order
-			others--
-			continue
+			return nil, inf, nil
 		}
 		if err != nil {
 			return nil, nil, p.contradiction(pr, err)
@@ -266,7 +259,6 @@ func (p *planning) withinOf(v *variant, budget int64, start []int) (*planned, *p
 		if out.arena <= budget {
 			return out, nil, nil
 		}
-		last = plan
 		opt.Budget -= max(out.arena-budget, remat.Align)
 	}
 	return nil, nil, nil
