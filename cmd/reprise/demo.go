@@ -58,9 +58,15 @@ type demoRun struct {
 	LossBits     string  `json:"loss_bits"`
 	State        string  `json:"state_sha256"`
 
-	bin string
-	ms  float64
+	bin     string
+	weights string    // file of its state between turns
+	steps   []float64 // milliseconds of each, but the first of each turn, which touches everything for the first time
+	ms      float64   // median of those
 }
+
+// demoTurns: the programs train by turns, each going on from its file, so that a machine that is slower for a while is
+// so for all of them.
+const demoTurns = 3
 
 // demo runs the model at three budgets, and under a policy if one is given.
 func (a *app) demo(ctx context.Context, steps int, given *modelFlags) error {
@@ -104,7 +110,7 @@ func (a *app) demo(ctx context.Context, steps int, given *modelFlags) error {
 		if err != nil {
 			return err
 		}
-		r := &demoRun{Budget: b, Promised: p.Report.PromisedPeakBytes, Overhead: p.Report.Overhead, Gap: p.Report.Gap, bin: bin}
+		r := &demoRun{Budget: b, Promised: p.Report.PromisedPeakBytes, Overhead: p.Report.Overhead, Gap: p.Report.Gap, bin: bin, weights: bin + ".safetensors"}
 		a.warn(p.Report)
 		if b == "policy" {
 			say("compiled under the policy: %s, in %.1f s\n%s", compile.Bytes(r.Promised), p.Report.CompileSeconds, p.Report.Policy)
@@ -118,12 +124,17 @@ func (a *app) demo(ctx context.Context, steps int, given *modelFlags) error {
 			return err
 		}
 	}
-	weights := filepath.Join(dir, "gpt.safetensors")
-	for _, r := range runs {
-		say("training at %s for %d steps\n", r.Budget, steps)
-		if err := r.train(ctx, text, steps, weights); err != nil {
-			return err
+	say("training each for %d steps, by turns\n", steps)
+	turns := min(demoTurns, steps)
+	for k := range turns {
+		for _, r := range runs {
+			if err := r.train(ctx, text, steps*(k+1)/turns-steps*k/turns); err != nil {
+				return err
+			}
 		}
+	}
+	weights := runs[len(runs)-1].weights
+	for _, r := range runs {
 		r.OverheadRun = r.ms/runs[0].ms - 1
 	}
 	same := true
@@ -168,34 +179,38 @@ func (a *app) table(runs []*demoRun, same bool, steps int) {
 	}
 }
 
-// train runs the program and takes what it measured.
-func (r *demoRun) train(ctx context.Context, text string, steps int, save string) error {
-	var ms []float64
-	list := []string{"--data", text, "--steps", fmt.Sprint(steps)}
-	if save != "" {
-		list = append(list, "--save", save)
+// train runs the program for so many steps more, and takes what it measured.
+func (r *demoRun) train(ctx context.Context, text string, steps int) error {
+	list := []string{"--data", text, "--steps", fmt.Sprint(steps), "--save", r.weights}
+	if r.Steps > 0 {
+		list = append(list, "--resume", r.weights)
 	}
+	first := true
 	done, err := runtime.Run(ctx, r.bin, list, func(s runtime.Step) {
-		ms = append(ms, s.MS)
+		if !first || steps == 1 {
+			r.steps = append(r.steps, s.MS)
+		}
+		first = false
 		r.Loss, r.LossBits = s.Loss, s.LossBits
 	})
 	if err != nil {
 		return err
 	}
-	if len(ms) > 1 {
-		ms = ms[1:] // the first step touches everything for the first time
-	}
-	slices.Sort(ms)
+	ms := slices.Sorted(slices.Values(r.steps))
 	r.ms = ms[len(ms)/2]
-	r.Steps, r.State, r.TokensPerSec = steps, done.StateSHA256, done.TokensPerSec
-	r.Measured = done.PeakRSSBytes - done.OtherRSSBytes
+	before := float64(r.Steps)
+	r.Steps += steps
+	r.TokensPerSec = (r.TokensPerSec*before + done.TokensPerSec*float64(steps)) / float64(r.Steps)
+	r.State = done.StateSHA256
+	r.Measured = max(r.Measured, done.PeakRSSBytes-done.OtherRSSBytes)
 	return nil
 }
 
 // affordable is the number of steps for which all runs fit in demoTime.
 func affordable(ctx context.Context, runs []*demoRun, text string) (int, error) {
 	probe := *runs[0]
-	if err := probe.train(ctx, text, 2, ""); err != nil {
+	probe.weights += ".probe"
+	if err := probe.train(ctx, text, 2); err != nil {
 		return 0, err
 	}
 	total := 0.0
