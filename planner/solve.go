@@ -469,8 +469,12 @@ func (s *search) path() {
 	if !s.on(solverTwoCuts) || !s.hard || r.cut == nil || r.best.over.p == 0 || s.best == nil || s.stopped() || s.cost-s.lower <= s.m.base/200 {
 		return
 	}
+	work := s.allowance() * 64 / 2
+	if work < pathLooks*int64(s.m.n+len(s.m.feeds)) {
+		return // the first look at all second cuts takes more
+	}
 	p := newPathCut(s.m, s.kin, r.node, s.opt.Budget)
-	l := p.run(float64(r.best.over.p)/float64(r.cut.q), s.cost-s.m.base, s.allowance()*64/2, s.stopped)
+	l := p.run(float64(r.best.over.p)/float64(r.cut.q), s.cost-s.m.base, work, s.stopped)
 	s.steps += p.work / 64
 	if l += s.m.base; l > s.lower {
 		s.lower, s.proof = l, ProofCutPath

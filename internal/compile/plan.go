@@ -259,7 +259,7 @@ func (p *planning) withinOf(v *variant, budget int64, start []int) (*planned, *p
 		if out.arena <= budget {
 			return out, nil, nil
 		}
-		opt.Budget -= max(out.arena-budget, remat.Align)
+		opt.Budget = min(opt.Budget-max(out.arena-budget, remat.Align), plan.PeakBytes-remat.Align) // another plan
 	}
 	return nil, nil, nil
 }
